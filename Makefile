@@ -1,0 +1,40 @@
+# The project's commands. Each does the set-up it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo check test soak bench clean help
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+# One stamp, so that a second `make` starts at once; a changed dependency list sets up again.
+.venv/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+setup: .venv/.ready  ## make .venv with everything in it
+
+demo: setup  ## draw 400 photos, train on 4 ranks, print what happened
+	$(BIN)/dure demo
+
+check: setup  ## format, lint, types, import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup  ## all tests but the long ones
+	tools/system-packages
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: setup  ## the long tests too
+	tools/system-packages
+	$(BIN)/python -m pytest -m soak
+
+bench: setup  ## print the figures: starting ranks, step time
+	$(BIN)/dure bench start
+	$(BIN)/dure bench step
+
+clean:  ## remove what the commands above made
+	rm -rf .venv runs shared build dist

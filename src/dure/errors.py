@@ -1,0 +1,72 @@
+"""The exceptions of `dure`, each with the exit code its command ends with.
+
+    DureError                 1   training failed
+    ├── UsageError            2   the command line is wrong
+    │   └── JobError          2   the job file, or a thing it names, is wrong
+    ├── ModelRefused          2   the model does something that cannot be exact
+    ├── RankFailed            1   a rank raised, was killed or hung; names the first cause
+    ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
+    ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
+    ├── ReplicasDiffer        3   fingerprints that must agree do not
+    └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
+"""
+
+from __future__ import annotations
+
+
+class DureError(Exception):
+    """A failure with a message for people; the command prints it in one line and exits with `exit_code`."""
+
+    exit_code: int = 1
+
+
+class UsageError(DureError):
+    """The command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class JobError(UsageError):
+    """The job file is wrong, or a thing that it names is."""
+
+
+class ModelRefused(DureError):
+    """The model, data or optimizer does something that cannot be the same bits on every number of ranks."""
+
+    exit_code = 2
+
+
+class PeerLost(DureError):
+    """This rank waited for peers that never came; usually the aftermath of another rank's failure."""
+
+
+class NotFinite(DureError):
+    """A loss is NaN or infinite."""
+
+
+class ReplicasDiffer(DureError):
+    """Replicas that must be the same bits are not."""
+
+    exit_code = 3
+
+
+class StoppedAtOnce(DureError):
+    """A signal ended the run at once."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class RankFailed(DureError):
+    """The first rank that failed, with its own story; the other ranks' aftermath is left out."""
+
+    def __init__(
+        self, message: str, *, rank: int, host: str, details: str = "", exit_code: int = 1
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.details = details
+        """The rank's own traceback, or the stacks of a rank that hung."""
+        self.exit_code = exit_code

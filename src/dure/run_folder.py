@@ -1,0 +1,48 @@
+"""The names of all files of one run, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its files. Making the value touches nothing; `create` makes the folders."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        """The job as it ran: every setting, as JSON."""
+        return self.path / "job.json"
+
+    @property
+    def summary(self) -> Path:
+        """What `--json` prints, written when the run is done."""
+        return self.path / "summary.json"
+
+    def events(self, rank: int) -> Path:
+        """What this rank recorded, one JSON object a line."""
+        return self.path / "events" / f"rank-{rank}.jsonl"
+
+    def log(self, rank: int) -> Path:
+        """All that this rank printed."""
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def error(self, rank: int) -> Path:
+        """How this rank failed, in its own words (JSON)."""
+        return self.path / "errors" / f"rank-{rank}.json"
+
+    def stacks(self, rank: int) -> Path:
+        """Where this rank stood when the team waited too long."""
+        return self.path / "stacks" / f"rank-{rank}.txt"
+
+    def pulse(self, rank: int) -> Path:
+        """What this rank does right now (a few bytes, mapped by the rank and the launcher)."""
+        return self.path / "pulse" / f"rank-{rank}"
+
+    def create(self) -> None:
+        """Make the folders that the ranks write into."""
+        for name in ("events", "logs", "errors", "stacks", "pulse"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
