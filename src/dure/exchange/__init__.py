@@ -1,0 +1,1 @@
+"""Groups of ranks: joining, and small collectives with a deadline that say who is missing."""

@@ -1,0 +1,211 @@
+"""What a rank records: typed events, one JSON object a line. Everything people see derives from them.
+
+Recording never waits: the training thread appends to a bounded buffer, a thread of its own encodes and
+writes. When the disk refuses, training goes on, the loss is counted, and the run is marked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+VERSION = 1
+"""Of the schema below; readers refuse a newer one."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in one rank. `at` is that rank's own monotonic clock, in seconds."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class TeamFormed(Event):
+    """The shape of the team, and what its bits depend on."""
+
+    kind = "team"
+    rank: int
+    ranks: int
+    shards: int
+    threads: int
+    device: str
+    host: str
+    pid: int
+    sync: bool
+    recipe: str
+    parameters: int
+    samples: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """One optimizer step."""
+
+    kind = "step"
+    epoch: int
+    step: int
+    """Counted over the whole run, from 0."""
+    loss: float
+    """Mean over the global batch; the rank's own mean when sync is off."""
+    samples: int
+    """Of this rank."""
+    samples_of_batch: int
+    """Of all ranks."""
+    seconds: dict[str, float]
+    """By phase: data, compute, exchange, update."""
+    lr: float
+    grad_norm: float | None
+    ids: tuple[int, ...] | None
+    """The samples that this rank trained on; None when there are many."""
+    mark: str
+    """Hash of those samples; hashes of ranks and steps add up (see `shards.ledger_mark`)."""
+
+
+@dataclass(frozen=True)
+class Proved(Event):
+    """All replicas compared their fingerprints."""
+
+    kind = "proof"
+    step: int
+    fingerprint: str
+    """Of this rank's parameters, buffers and optimizer state."""
+    agree: bool
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """The model was judged on the evaluation data."""
+
+    kind = "eval"
+    step: int
+    metrics: dict[str, float]
+    samples: int
+    """Of this rank."""
+    samples_of_all: int
+    mark: str
+
+
+@dataclass(frozen=True)
+class Noted(Event):
+    """Something the user should know."""
+
+    kind = "note"
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """The rank is done."""
+
+    kind = "end"
+    steps: int
+    fingerprint: str
+    weights_sha256: str
+    lost_events: int = 0
+
+
+@dataclass
+class Recorder:
+    """Writes one rank's events off the training thread."""
+
+    path: Path | None
+    """None: nothing is recorded (a script without a run folder)."""
+    capacity: int = 10_000
+    lost: int = 0
+    """Events that could not be kept; the run is then incompletely recorded."""
+    _buffer: deque[tuple[float, Event]] = field(default_factory=deque)
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _closing: bool = False
+    _thread: threading.Thread | None = None
+
+    def record(self, event: Event) -> None:
+        """Keep an event; returns at once, whatever the disk does."""
+        if self.path is None:
+            return
+        if len(self._buffer) >= self.capacity:
+            self.lost += 1
+            return
+        self._buffer.append((time.monotonic(), event))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="events", daemon=True)
+            self._thread.start()
+
+    def close(self, deadline_seconds: float = 5.0) -> None:
+        """Write what is left, waiting at most `deadline_seconds` for a slow disk."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(deadline_seconds)
+            self.lost += len(self._buffer) if self._thread.is_alive() else 0
+
+    def _write_all(self) -> None:
+        told = False
+        while True:
+            self._wake.wait(0.1)
+            closing = self._closing
+            batch = [self._buffer.popleft() for _ in range(len(self._buffer))]
+            try:
+                self._append("".join(encode(event, at) for at, event in batch))
+            except OSError as error:
+                self.lost += len(batch)
+                if not told:
+                    print(
+                        f"dure: cannot record events in {self.path}: {error}; training goes on", file=sys.stderr
+                    )
+                told = True
+            if closing and not self._buffer:
+                return
+
+    def _append(self, lines: str) -> None:
+        if lines and self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+
+
+def encode(event: Event, at: float) -> str:
+    """One line of a rank's event file."""
+    return json.dumps({"v": VERSION, "kind": event.kind, "at": round(at, 6), **vars(event)}) + "\n"
+
+
+_KINDS: dict[str, type[Event]] = {
+    kind.kind: kind for kind in (TeamFormed, Stepped, Proved, Evaluated, Noted, Ended)
+}
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of one rank, in order; a line that a crash cut short ends the reading."""
+    try:
+        file = path.open(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            event = decode(line)
+            if event is None:
+                return
+            yield event
+
+
+def decode(line: str) -> Event | None:
+    """The inverse of `encode`; None for half a line."""
+    if not line.endswith("\n"):
+        return None
+    try:
+        raw: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    if raw.pop("v") > VERSION:
+        raise ValueError("these events were written by a newer dure; read them with that version")
+    raw.pop("at")
+    if isinstance(raw.get("ids"), list):
+        raw["ids"] = tuple(raw["ids"])
+    return _KINDS[raw.pop("kind")](**raw)

@@ -1,0 +1,128 @@
+"""The world's process group: joined with a deadline, failing in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dure.errors import PeerLost, UsageError
+from dure.world import World
+
+JOIN_SECONDS = 60.0
+"""How long a rank waits for the others to come."""
+
+
+def join_world(world: World, deadline_seconds: float) -> None:
+    """Make the default process group (or keep the one a script already made)."""
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=deadline_seconds)
+    if world.size == 1:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    if _is_loopback(world.leader_host):
+        # A host name that resolves to nothing, or to another interface, must not matter on one machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if world.launcher in ("dure", "torchrun"):  # the agent holds the store
+        dist.init_process_group("gloo", timeout=timeout)
+        return
+    store = _meet(world)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("dure", store), rank=world.rank, world_size=world.size, timeout=timeout
+    )
+
+
+def _meet(world: World) -> dist.TCPStore:
+    """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
+    deadline = timedelta(seconds=JOIN_SECONDS)
+    where = f"{world.leader_host}:{world.leader_port}"
+    try:
+        store = dist.TCPStore(
+            world.leader_host,
+            world.leader_port,
+            world.size,
+            is_master=world.is_leader,
+            timeout=deadline,
+            wait_for_workers=False,
+        )
+        store.set(f"here/{world.rank}", "1")
+        for rank in range(world.size):
+            store.wait([f"here/{rank}"], deadline)
+    except dist.DistNetworkError as error:
+        raise _cannot_meet(world, error) from None
+    except dist.DistStoreError:
+        missing = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
+        raise PeerLost(
+            f"rank {world.rank} waited {JOIN_SECONDS:.0f} s at {where} for rank(s) {', '.join(map(str, missing))}; "
+            f"start all {world.size} ranks with the same --world-size and --master"
+        ) from None
+    return store
+
+
+def _cannot_meet(world: World, error: Exception) -> UsageError | PeerLost:
+    where = f"{world.leader_host}:{world.leader_port}"
+    if "EADDRINUSE" in str(error):
+        return UsageError(f"port {world.leader_port} on {world.leader_host} is in use; choose another, for all ranks")
+    return PeerLost(f"rank {world.rank} cannot reach rank 0 at {where} within {JOIN_SECONDS:.0f} s: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
+        return False
+
+
+class Group:
+    """Ranks that exchange small things. One thread uses one group."""
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
+        self.group = group
+        self.rank = rank
+        self.size = size
+
+    def sum(self, tensor: torch.Tensor, what: str) -> None:
+        """Add over all ranks, in place. Exact only where ranks fill different places."""
+        if self.size > 1:
+            with naming_the_wait(self.rank, what):
+                dist.all_reduce(tensor, group=self.group)
+
+    def extreme(self, tensor: torch.Tensor, what: str, *, largest: bool) -> None:
+        """The largest (or smallest) over all ranks, in place."""
+        if self.size > 1:
+            with naming_the_wait(self.rank, what):
+                dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.MIN, group=self.group)
+
+    def from_leader(self, tensor: torch.Tensor, what: str) -> None:
+        """Rank 0's tensor, on all ranks, in place."""
+        if self.size > 1:
+            with naming_the_wait(self.rank, what):
+                dist.broadcast(tensor, 0, group=self.group)
+
+    def gather(self, value: str, what: str) -> list[str]:
+        """Everyone's text, in rank order."""
+        if self.size == 1:
+            return [value]
+        found: list[str] = [""] * self.size
+        with naming_the_wait(self.rank, what):
+            dist.all_gather_object(found, value, group=self.group)
+        return found
+
+
+@contextlib.contextmanager
+def naming_the_wait(rank: int, what: str) -> Iterator[None]:
+    """Turn a backend's failure into words; the launcher knows, and adds, who was missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank} lost its peers in {what}: {_first_line(error)}") from error

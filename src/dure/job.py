@@ -1,0 +1,292 @@
+"""The job file: what to train. Typed, frozen, checked once, every value with its source."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from dure.errors import JobError
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+Factory = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")]
+"""`package.module:callable` or `path/file.py:callable`; a path is relative to the job file."""
+
+
+class Section(BaseModel):
+    """A part of the job; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
+
+
+class Model(Section):
+    """What is trained."""
+
+    factory: Factory
+    """Called in every rank; returns a torch.nn.Module."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the factory. `{storage}` in a string stands for the job's storage folder."""
+    find_unused: bool | Literal["auto"] = "auto"
+    """Whether some parameters may take no part in a shard. `auto` asks the start-up probe."""
+
+
+class Data(Section):
+    """What it is trained on."""
+
+    factory: Factory
+    """Called in every rank; returns a map-style dataset of (input, target) samples."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the factory. `{storage}` in a string stands for the job's storage folder."""
+    global_batch: PositiveInt
+    """Samples in one optimizer step, over all ranks."""
+    shuffle: bool = True
+    """A new order each epoch, drawn from (seed, epoch)."""
+    split: Literal["interleaved", "blocks"] = "interleaved"
+    """How samples go to shards: one by one in turn (0, 4, 8, …), or in runs (1-100, 101-200, …)."""
+    workers: NonNegativeInt = 0
+    """Processes a rank that read samples ahead of the step. Never changes a bit."""
+    collate: Factory | None = None
+    """Joins samples into a batch; torch's default_collate when not given."""
+
+
+class Eval(Section):
+    """What it is judged on; without a factory there is no evaluation."""
+
+    factory: Factory | None = None
+    """Called in every rank; returns a map-style dataset of (input, target) samples."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the factory."""
+    metrics: tuple[str, ...] = ()
+    """`accuracy`, or callables `(output, target) -> (sum, count)`. The loss is always there."""
+    batch: PositiveInt | None = None
+    """Samples in one forward pass over all ranks; `data.global_batch` when not given."""
+    every_epochs: NonNegativeInt = 0
+    """Evaluate after every so many epochs; 0: once, at the end."""
+
+
+class Group(Section):
+    """Other optimizer settings for some parameters."""
+
+    match: str
+    """A shell-style pattern of parameter names, such as `*.bias`; the first group that matches counts."""
+    args: dict[str, Any]
+    """What differs for them, such as `{ weight_decay = 0.0 }`."""
+
+
+class Train(Section):
+    """How it is trained."""
+
+    loss: str = "cross_entropy"
+    """`cross_entropy`, `mse`, or a callable that returns unreduced losses, or (sum, count)."""
+    optimizer: str = "AdamW"
+    """A class of torch.optim, by name."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate."""
+    optimizer_args: dict[str, Any] = {}
+    """Further keyword arguments of the optimizer. Fused kernels are used where torch has them."""
+    groups: tuple[Group, ...] = ()
+    """Parameter groups with settings of their own."""
+    schedule: str | None = None
+    """A class of torch.optim.lr_scheduler, by name, stepped once a step."""
+    schedule_args: dict[str, Any] = {}
+    """Keyword arguments of the schedule."""
+    epochs: PositiveInt | None = None
+    """Passes over the data. Give this or `steps`."""
+    steps: PositiveInt | None = None
+    """Optimizer steps. Give this or `epochs`."""
+    seed: NonNegativeInt = 0
+    """The one seed of the run: weights, order, dropout and augmentation all come from it."""
+    accumulate: PositiveInt = 1
+    """Parts that each shard is computed in, to save memory."""
+    clip_norm: PositiveFloat | None = None
+    """Gradients are scaled down so that their norm is at most this."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
+    prove_every: NonNegativeInt = 100
+    """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if (self.epochs is None) == (self.steps is None):
+            given = "neither is given" if self.epochs is None else "both are given"
+            raise ValueError(f"give train.epochs or train.steps, one of them; {given}")
+        if "lr" in self.optimizer_args:
+            raise ValueError("the learning rate is train.lr; take lr out of train.optimizer_args")
+        return self
+
+
+class TeamSection(Section):
+    """Who trains it."""
+
+    ranks: PositiveInt = 2
+    """Processes that train together. Never changes a bit."""
+    shards: PositiveInt = 8
+    """Fixed parts of every global batch; the bits depend on this, never on the ranks."""
+    threads: PositiveInt = 1
+    """Threads a rank computes with. Part of the recipe: another number gives other bits."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; `auto` takes CUDA where there is a device for every local rank."""
+    sync: bool = True
+    """false: no exchange; every rank trains a model of its own, and the run says how far apart they are."""
+    hang_seconds: PositiveFloat = 120.0
+    """When no rank moves for so long, the run ends and says who waits for whom."""
+
+    @model_validator(mode="after")
+    def _a_shard_for_each(self) -> TeamSection:
+        if self.ranks > self.shards:
+            raise ValueError(
+                f"team.ranks is {self.ranks}, but there are only {self.shards} shards and each rank needs one; "
+                f"use at most {self.shards} ranks, or set team.shards to {self.ranks} or more (other bits)"
+            )
+        return self
+
+
+class Job(Section):
+    """What to train, on what, how, and by whom."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "job"
+    """Part of the run folder's name."""
+    storage: str = "."
+    """The shared storage, relative to the job file; `{storage}` in arguments stands for it."""
+    model: Model
+    data: Data
+    eval: Eval = Eval()
+    train: Train
+    team: TeamSection = TeamSection()
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A job with the place it came from and the source of each of its values."""
+
+    job: Job
+    folder: Path
+    """Relative paths of factories start here."""
+    sources: Mapping[str, str]
+    """Dotted key → `default`, the file's name, or the option that set it."""
+
+    def to_json(self) -> str:
+        """The whole value as text, for the ranks and for the run folder."""
+        return json.dumps(
+            {"job": self.job.model_dump(mode="json"), "folder": str(self.folder), "sources": dict(self.sources)},
+            indent=1,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> LoadedJob:
+        """The inverse of `to_json`."""
+        raw = json.loads(text)
+        return cls(Job.model_validate(raw["job"]), Path(raw["folder"]), raw["sources"])
+
+    @property
+    def storage(self) -> Path:
+        """The shared storage's folder."""
+        return (self.folder / self.job.storage).resolve()
+
+    def arguments(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Factory arguments with `{storage}` filled in."""
+        return {
+            key: value.replace("{storage}", str(self.storage)) if isinstance(value, str) else value
+            for key, value in args.items()
+        }
+
+
+def load_job(path: Path, settings: Mapping[str, str] | None = None) -> LoadedJob:
+    """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise JobError(f"there is no job file {path}; see `dure train --help` for one to start from") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"cannot read the job file {path}: {error}") from None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{path} is not valid TOML: {error}") from None
+    sources = dict.fromkeys(_leaves(raw), path.name)
+    for dotted, (value, source) in _parsed(settings or {}).items():
+        _put(raw, dotted, value)
+        sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
+        sources[dotted] = source
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as error:
+        raise JobError(f"{path}: {_explain(error)}") from None
+    return LoadedJob(job, path.resolve().parent, sources)
+
+
+def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, value, source) of every setting, in the order of the classes above."""
+    for key, value in _leaves(loaded.job.model_dump(mode="json"), open_tables=False).items():
+        source = loaded.sources.get(key)
+        if source is None:
+            inner = {kept for name, kept in loaded.sources.items() if name.startswith(f"{key}.")}
+            source = ", ".join(sorted(inner)) or "default"
+        yield key, value, source
+
+
+def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Values of `--set` options: TOML where it is TOML, else the plain string."""
+    values: dict[str, tuple[Any, str]] = {}
+    for dotted, text in settings.items():
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        values[dotted] = (value, f"--set {dotted}={text}")
+    return values
+
+
+def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:  # noqa: ANN401
+    *outer, last = dotted.split(".")
+    table = raw
+    for name in outer:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise JobError(f"--set {dotted}: {name} is a value, not a section")
+    table[last] = value
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "", open_tables: bool = True) -> dict[str, Any]:
+    """Dotted key → value. With `open_tables` off, free-form tables (arguments) stay one value."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        section = isinstance(value, dict) and (open_tables or not prefix)
+        found |= _leaves(value, f"{prefix}{key}.", open_tables) if section else {f"{prefix}{key}": value}
+    return found
+
+
+def _explain(error: ValidationError) -> str:
+    """All that is wrong, one clause each, in the job file's own words."""
+    return "; ".join(_explain_one(problem["type"], problem["loc"], problem) for problem in error.errors())
+
+
+def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> str:  # noqa: ANN401
+    dotted = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        names = _names_at(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        hint = f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])}?" if close else f"known: {', '.join(names)}"
+        return f"unknown key {dotted}; {hint}"
+    if kind == "missing":
+        return f"{dotted} is missing"
+    if kind == "value_error":
+        return str(problem["ctx"]["error"])
+    return f"{dotted} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _names_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that may stand at this place."""
+    here: type[BaseModel] = Job
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = here.model_fields[part].annotation
+        here = Group if part == "groups" else annotation  # type: ignore[assignment]
+    return list(here.model_fields)

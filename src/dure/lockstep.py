@@ -1,0 +1,253 @@
+"""One replica's step: its shards computed one by one, gradients met in the tree, one update.
+
+Nothing here depends on how many ranks there are but which shards come along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dure import tree
+from dure.batches import Batch
+from dure.errors import JobError, ModelRefused, NotFinite
+from dure.exchange.group import Group
+from dure.loss import LossSum, SumAndCount
+from dure.pulse import Phase, Pulse
+from dure.reduce.exchanger import Exchanger, Pieces
+from dure.reduce.hook import GradientExchange, StepExchange, StepTotals
+from dure.reduce.stack import SubtreeStack
+from dure.replica import Buffers, ProbeResult, probe
+from dure.seeds import plant, seed_of
+from dure.shards import rank_of_shard
+from dure.update import UsedParameters, clip, put_back
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a step depends on besides the model and the data."""
+
+    rank: int
+    ranks: int
+    shards: int
+    seed: int
+    sync: bool
+    device: torch.device
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a forward and backward pass."""
+
+    loss: float
+    """Mean over the global batch, folded in tree order."""
+    compute_seconds: float
+    exchange_seconds: float
+    """Time this rank only waited for the exchange to end."""
+
+
+class Lockstep:
+    """Steps one replica in step with the others."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        setting: Setting,
+        exchanger: Exchanger,
+        totals_group: Group,
+        group: Group,
+        pulse: Pulse,
+        *,
+        find_unused: bool,
+        known: ProbeResult | None = None,
+    ) -> None:
+        self.model = model
+        self._setting = setting
+        self._group = group
+        self._pulse = pulse
+        self._parameters = [p for p in model.module.parameters() if p.requires_grad]
+        self._used = UsedParameters(self._parameters) if find_unused else None
+        self._known = known
+        self._buffers: Buffers | None = None
+        self._stack = SubtreeStack(self._parameters)
+        self._step = 0
+        self._exchange = GradientExchange(
+            exchanger, totals_group, self._stack, lambda: pulse.beat(self._step, Phase.EXCHANGE)
+        )
+        model.register_comm_hook(None, self._exchange.hook)
+
+    def prepare(self, batch: Batch, loss: LossSum) -> None:
+        """Before the first step: probe the model on this rank's first shard, unless that was done."""
+        if self._buffers is not None:
+            return
+        known = self._known
+        if known is None:
+            known = probe_on(self.model.module, batch, loss, self._setting).with_others(self._group)
+        if known.unused and self._used is None:
+            raise ModelRefused(
+                f"the parameter {known.unused[0]} takes no part in the loss ({len(known.unused)} in all); freeze it "
+                "(requires_grad=False), or say that parameters may be unused: find_unused=True"
+            )
+        self._buffers = Buffers(self.model.module, known.written)
+
+    def forward_backward(self, batch: Batch, loss: LossSum) -> Outcome:
+        """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient."""
+        setting, buffers = self._setting, self._buffers
+        assert buffers is not None, "prepare comes first"
+        began = time.perf_counter()
+        self._step = batch.step
+        self._pulse.beat(batch.step, Phase.COMPUTE)
+        self._zero_never_none()
+        buffers.begin()
+        step = self._new_exchange(batch)
+        last = batch.shards[-1]
+        for shard in batch.shards:
+            if shard is not batch.shards[0]:
+                buffers.restore()
+            for micro, part in enumerate(shard.parts):
+                meets = shard is last and micro == len(shard.parts) - 1
+                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                with contextlib.nullcontext() if meets else self.model.no_sync():
+                    total, count = compute_loss(self.model, part, loss, setting)
+                    if not batch.idle:
+                        step.totals.losses[shard.shard] += float(total.detach())
+                        step.totals.counts[shard.shard] += count
+                    self._backward(total, step if meets else None)
+            if shard is batch.shards[0]:
+                buffers.keep()
+            if shard is not last:
+                self._stack.push(shard.shard, batch.active)
+        ended = time.perf_counter()
+        self._exchange.finish()
+        if not step.complete:
+            self._name_the_unused(batch, loss)
+        buffers.settle(self._group if setting.sync else None)
+        self._refuse_not_finite(batch, step.totals)
+        mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
+        return Outcome(mean, step.handed_over_at - began, ended - step.handed_over_at)
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> float | None:
+        """Apply the gradients; every rank does the same, with the same bits. Returns the norm, if clipped."""
+        self._pulse.beat(self._step, Phase.UPDATE)
+        hidden = []
+        if self._used is not None:
+            if self._setting.sync:
+                self._group.extreme(self._used.used, "sharing which parameters were used", largest=True)
+            hidden = self._used.hide_unused()
+            self._used.used.zero_()
+        norm = clip(self._parameters, clip_norm)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        put_back(hidden)
+        torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
+        return norm
+
+    def close(self) -> None:
+        """End the communication thread."""
+        self._exchange.close()
+
+    def _new_exchange(self, batch: Batch) -> StepExchange:
+        setting = self._setting
+        shape = Pieces.of_step(setting.ranks, setting.shards, batch.active)
+        nothing = StepTotals([0.0] * setting.shards, [0.0] * setting.shards)
+        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, nothing)
+
+    def _backward(self, total: torch.Tensor, step: StepExchange | None) -> None:
+        if step is None:
+            total.backward()  # type: ignore[no-untyped-call]
+            return
+        self._exchange.begin(step)
+        try:
+            total.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
+            raise
+
+    def _zero_never_none(self) -> None:
+        """DDP and the stack both need a gradient tensor to be there before the first shard."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
+        for shard, loss in enumerate(totals.losses):
+            if not math.isfinite(loss):
+                rank = rank_of_shard(shard, self._setting.ranks, self._setting.shards)
+                raise NotFinite(
+                    f"the loss is {loss} at step {batch.step}, in shard {shard} (rank {rank}); try a smaller train.lr "
+                    "or train.clip_norm, and look at that shard's samples"
+                )
+
+    def _name_the_unused(self, batch: Batch, loss: LossSum) -> None:
+        found = probe_on(self.model.module, batch, loss, self._setting)
+        named = f"{found.unused[0]} was" if found.unused else "a parameter was"
+        raise ModelRefused(
+            f"{named} not used in step {batch.step}, shard {batch.shards[-1].shard}, though all were at the start; "
+            "say that parameters may be unused: model.find_unused = true (in a script: find_unused=True)"
+        )
+
+
+def probe_on(module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting) -> ProbeResult:
+    """Probe a model on this rank's first shard, with another shard (or another seed) in between."""
+    first, other = batch.shards[0], batch.shards[-1]
+
+    def computed(part: object, seed: int) -> torch.Tensor:
+        plant(seed)
+        return compute_loss(module, part, loss, setting)[0]
+
+    here, there = (seed_of(setting.seed, "probe", place) for place in range(2))
+    return probe(module, lambda: computed(first.parts[0], here), lambda: computed(other.parts[-1], there))
+
+
+def compute_loss(module: torch.nn.Module, part: object, loss: LossSum, setting: Setting) -> SumAndCount:
+    """The loss of one micro-batch, as sum and count."""
+    inputs, target = inputs_and_target(part, setting.device)
+    output = forward(module, inputs, setting)
+    return loss(output, target)
+
+
+def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:  # noqa: ANN401
+    """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict)."""
+    low = setting.precision == "bf16"
+    with torch.autocast(setting.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext():
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        if isinstance(inputs, list | tuple):
+            return module(*inputs)
+        return module(inputs)
+
+
+def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
+    """A batch's two halves, on the device."""
+    if not isinstance(part, list | tuple) or len(part) != 2:
+        raise JobError(
+            f"a batch is a {type(part).__name__}; the dataset's samples must be pairs (input, target), "
+            "or data.collate must make them so"
+        )
+    inputs, target = part
+    return _to(inputs, device), _to(target, device)
+
+
+def _to(value: Any, device: torch.device) -> Any:  # noqa: ANN401
+    if device.type == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _to(inner, device) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to(inner, device) for inner in value]
+    return value

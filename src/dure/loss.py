@@ -1,0 +1,88 @@
+"""Losses and metrics as sums with their counts, so that a mean over any number of ranks is right.
+
+A mean of means weighs samples (or tokens) wrongly as soon as parts differ in size. So everything here is
+a pair: the sum, and the number of things it is over; the division comes once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from dure.errors import ModelRefused
+
+SumAndCount = tuple[torch.Tensor, float]
+LossSum = Callable[[Any, Any], SumAndCount]
+
+IGNORED = -100
+"""Targets that torch's cross-entropy leaves out; they do not count."""
+
+
+def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
+    """Over all targets but the ignored ones. Sequences may be (batch, length, classes)."""
+    if output.dim() == target.dim() + 1 and output.shape[:-1] == target.shape:
+        output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
+    total = F.cross_entropy(output, target, reduction="sum", ignore_index=IGNORED)
+    if target.is_floating_point():  # class probabilities
+        return total, target.numel() / target.shape[1]
+    return total, float((target != IGNORED).sum())
+
+
+def mse(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
+    """Over all elements."""
+    if output.shape != target.shape:
+        raise ModelRefused(
+            f"mse: the output is {tuple(output.shape)} and the target {tuple(target.shape)}; make them the same"
+        )
+    return F.mse_loss(output, target, reduction="sum"), float(output.numel())
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
+    """Right answers over all targets but the ignored ones."""
+    counted = target != IGNORED
+    return ((output.argmax(dim=-1) == target) & counted).sum(), float(counted.sum())
+
+
+LOSSES: dict[str, LossSum] = {"cross_entropy": cross_entropy, "mse": mse}
+METRICS: dict[str, LossSum] = {"accuracy": accuracy}
+
+
+def as_sum(loss: Callable[[Any, Any], Any] | str) -> LossSum:
+    """A loss, by name or as the user wrote it, as sum and count.
+
+    A callable returns unreduced losses (one a sample or token), or the pair (sum, count). torch's own
+    functions and loss modules are taken with reduction="sum" in place of the mean.
+    """
+    if isinstance(loss, str):
+        return LOSSES[loss]
+    if loss in (F.cross_entropy, F.mse_loss):
+        return cross_entropy if loss is F.cross_entropy else mse
+    if isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.MSELoss) and _is_plain(loss):
+        return cross_entropy if isinstance(loss, torch.nn.CrossEntropyLoss) else mse
+
+    def summed(output: Any, target: Any) -> SumAndCount:  # noqa: ANN401
+        result = loss(output, target)
+        if isinstance(result, tuple):
+            total, count = result
+            return total, float(count)
+        if result.dim() == 0:
+            raise ModelRefused(
+                f"the loss {getattr(loss, '__name__', loss)} returns one number; a mean of means would weigh shards "
+                'wrongly. Return unreduced losses (reduction="none") or the pair (sum, count)'
+            )
+        return result.sum(), float(result.numel())
+
+    return summed
+
+
+def _is_plain(loss: torch.nn.Module) -> bool:
+    """Whether a loss module has no setting that changes what the named loss does."""
+    return (
+        getattr(loss, "weight", None) is None
+        and getattr(loss, "label_smoothing", 0.0) == 0.0
+        and getattr(loss, "ignore_index", IGNORED) == IGNORED
+        and loss.reduction in ("mean", "sum")
+    )

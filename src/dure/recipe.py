@@ -1,0 +1,60 @@
+"""The recipe: all that the bits depend on, hashed. Same recipe, same bits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+
+from dure.factory import source_digest
+from dure.job import LoadedJob
+
+_NOT_IN_THE_BITS = {
+    "data": ("workers",),
+    "train": ("prove_every", "epochs", "steps"),
+    "team": ("ranks", "hang_seconds"),
+}
+"""Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
+
+
+def recipe_of(loaded: LoadedJob, device: str, samples: int) -> dict[str, Any]:
+    """Everything that decides the weights after step n, in words."""
+    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval"})
+    for section, keys in _NOT_IN_THE_BITS.items():
+        for key in keys:
+            del job[section][key]
+    if not loaded.job.team.sync:
+        job["team"]["ranks"] = loaded.job.team.ranks
+    references = {
+        "model.factory": loaded.job.model.factory,
+        "data.factory": loaded.job.data.factory,
+        "data.collate": loaded.job.data.collate,
+        "train.loss": loaded.job.train.loss,
+    }
+    return {
+        "job": job,
+        "code": {
+            key: source_digest(reference, key, loaded.folder)
+            for key, reference in references.items()
+            if reference and ":" in reference
+        },
+        "samples": samples,
+        "torch": torch.__version__,
+        "device": device,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "blas": _blas(),
+        "default_dtype": str(torch.get_default_dtype()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def recipe_hash(recipe: dict[str, Any]) -> str:
+    """sha256 of the recipe's canonical JSON."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+
+def _blas() -> list[bool]:
+    return [torch.backends.mkl.is_available(), torch.backends.mkldnn.is_available(), torch.backends.openmp.is_available()]

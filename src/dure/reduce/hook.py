@@ -1,0 +1,175 @@
+"""DDP's communication hook: buckets leave the autograd thread at once and meet in a thread of their own.
+
+DDP keeps its bucketing and its overlap with backward. The hook only hands each bucket over; the
+communication thread joins it with this rank's stack of subtrees, exchanges it, and completes the future
+that DDP waits for.
+"""
+
+# No postponed annotations here: DDP looks at the hook's own.
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from dure.errors import PeerLost
+from dure.exchange.group import Group
+from dure.reduce.exchanger import Exchanger, Pieces
+from dure.reduce.stack import SubtreeStack, adding_dtype
+
+CLOSE_SECONDS = 10.0
+
+
+@dataclass
+class StepTotals:
+    """What all ranks know about a step once its losses met."""
+
+    losses: list[float]
+    """Sum of losses, by shard."""
+    counts: list[float]
+    """Number of things (samples, tokens) those sums are over, by shard."""
+
+    @property
+    def count(self) -> float:
+        """Over all shards; exact, since the counts are whole numbers."""
+        return sum(self.counts)
+
+
+@dataclass
+class StepExchange:
+    """One step on its way through the reduce."""
+
+    shape: Pieces
+    shard: int | None
+    """The shard whose gradients are in the buckets; None on an idle rank."""
+    totals: StepTotals
+    scale: float = 0.0
+    buckets: int = 0
+    complete: bool = False
+    """All buckets were handed over: DDP saw a gradient for every parameter."""
+    handed_over_at: float = field(default_factory=time.perf_counter)
+    """When the last bucket left the autograd thread; from then on the rank only waits."""
+
+
+class GradientExchange:
+    """Owns the communication thread. `hook` is what DDP calls."""
+
+    def __init__(
+        self,
+        exchanger: Exchanger,
+        totals_group: Group,
+        stack: SubtreeStack,
+        on_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_waiting` is called when the last bucket is handed over: from then on, the rank waits."""
+        self._exchanger = exchanger
+        self._on_waiting = on_waiting
+        self._group = totals_group
+        self._stack = stack
+        self._step: StepExchange | None = None
+        self._failure: BaseException | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: StepExchange) -> None:
+        """Start the step's exchange; call it before the backward pass that DDP synchronises."""
+        self._step = step
+        self._tasks.put(lambda: self._meet_totals(step))
+
+    def hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Hand a bucket to the communication thread and return at once."""
+        step = self._step
+        assert step is not None, "a synchronised backward pass outside of a step"
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        buffer, gradients, parameters = bucket.buffer(), bucket.gradients(), bucket.parameters()
+        step.buckets += 1
+        step.complete = bucket.is_last()
+        step.handed_over_at = time.perf_counter()
+        self._tasks.put(lambda: self._exchange(step, buffer, gradients, parameters, future))
+        if step.complete:
+            self._on_waiting()
+        return future
+
+    def finish(self) -> None:
+        """End the step after its backward pass; raises what went wrong in the communication thread."""
+        self._step = None
+        self._stack.clear()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the communication thread's own exception, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End the thread; a Python hook that outlives its thread could abort the interpreter at exit."""
+        self._tasks.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def _meet_totals(self, step: StepExchange) -> None:
+        losses, counts = step.totals.losses, step.totals.counts
+        vector = torch.tensor([losses, counts], dtype=torch.float64)
+        try:
+            self._group.sum(vector, "the exchange of losses")
+        except PeerLost as failure:
+            self._failure = failure
+            return
+        step.totals.losses, step.totals.counts = vector.tolist()
+        step.scale = 1.0 / step.totals.count if step.totals.count else 0.0
+
+    def _exchange(
+        self,
+        step: StepExchange,
+        buffer: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        future: torch.futures.Future[torch.Tensor],
+    ) -> None:
+        try:
+            self.raise_failure()
+            own, out = self._own_pieces(step, buffer, gradients, parameters)
+            self._exchanger.exchange(own, step.shape, step.scale, out)
+            if out is not buffer:
+                buffer.copy_(out)
+            future.set_result(buffer)
+        except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
+            self._failure = self._failure or failure
+            future.set_exception(RuntimeError(str(failure)))
+
+    def _own_pieces(
+        self,
+        step: StepExchange,
+        buffer: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """This rank's subtree sums for the bucket, and where the root is to be put."""
+        dtype = adding_dtype(buffer.dtype)
+        out = buffer if dtype == buffer.dtype else buffer.to(dtype)
+        if step.shard is None:
+            return [], out
+        views = [_view_like(out, gradient, buffer) for gradient in gradients]
+        held = self._stack.held_for(parameters)
+        for sums in reversed(held[len(held) - self._stack.top_joins(step.shard, step.shape.leaves) :]):
+            held.pop()
+            torch._foreach_add_(views, sums)
+        others = []
+        for sums in held:
+            flat = torch.zeros_like(out)
+            torch._foreach_copy_([_view_like(flat, gradient, buffer) for gradient in gradients], sums)
+            others.append(flat)
+        return [*others, out], out
+
+
+def _view_like(flat: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """The part of `flat` where `gradient` lies in `buffer`."""
+    offset = gradient.storage_offset() - buffer.storage_offset()
+    return flat.as_strided(gradient.size(), gradient.stride(), flat.storage_offset() + offset)

@@ -1,0 +1,81 @@
+"""This rank's own shards, added in tree order while they are computed: a stack of complete subtrees.
+
+Accumulating into `.grad` would add from left to right, which is not the tree. So each shard's gradients
+are moved out of `.grad`, onto a stack that joins two subtrees as soon as the tree does. It is never
+deeper than log2 of the rank's shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dure import tree
+
+
+def adding_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Low-precision gradients are added in fp32."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+class SubtreeStack:
+    """Sums of complete subtrees, from left to right; each is one tensor a parameter."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
+        self._held: list[tuple[range, list[torch.Tensor]]] = []
+        self._spare: list[list[torch.Tensor]] = []
+
+    def push(self, shard: int, leaves: int) -> None:
+        """Move the shard's gradients from `.grad` onto the stack; `.grad` is zero afterwards."""
+        gradients = [_gradient(parameter) for parameter in self._parameters]
+        covered = range(shard, shard + 1)
+        if self._held and tree.joins(self._held[-1][0], covered, leaves):
+            left, sums = self._held.pop()
+            torch._foreach_add_(sums, gradients)
+            self._join(range(left.start, covered.stop), sums, leaves)
+        else:
+            sums = self._spare.pop() if self._spare else self._new()
+            torch._foreach_copy_(sums, gradients)
+            self._held.append((covered, sums))
+        torch._foreach_zero_(gradients)
+
+    def _join(self, covered: range, sums: list[torch.Tensor], leaves: int) -> None:
+        while self._held and tree.joins(self._held[-1][0], covered, leaves):
+            left, larger = self._held.pop()
+            torch._foreach_add_(larger, sums)
+            self._spare.append(sums)
+            covered, sums = range(left.start, covered.stop), larger
+        self._held.append((covered, sums))
+
+    def top_joins(self, shard: int, leaves: int) -> int:
+        """How many held subtrees, from the top, the next shard's gradients will be added to."""
+        covered, count = range(shard, shard + 1), 0
+        for held, _ in reversed(self._held):
+            if not tree.joins(held, covered, leaves):
+                break
+            covered, count = range(held.start, covered.stop), count + 1
+        return count
+
+    def held_for(self, parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Each held subtree's sums for these parameters, from left to right."""
+        places = [self._place[id(parameter)] for parameter in parameters]
+        return [[sums[at] for at in places] for _, sums in self._held]
+
+    def clear(self) -> None:
+        """Forget the step; its memory is used again by the next."""
+        self._spare += [sums for _, sums in self._held]
+        self._held = []
+
+    def _new(self) -> list[torch.Tensor]:
+        return [
+            torch.empty_like(parameter, dtype=adding_dtype(parameter.dtype), requires_grad=False)
+            for parameter in self._parameters
+        ]
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None, "gradients are zero, never None, before a shard"
+    return parameter.grad

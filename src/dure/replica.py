@@ -1,0 +1,192 @@
+"""The model as a DDP replica: what it may not do, its buffers, and the start-up probe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dure.errors import ModelRefused
+from dure.exchange.group import Group
+from dure.fingerprint import fingerprint, named_weights
+
+
+def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
+    """Name the first part of the model whose result would depend on the number of ranks."""
+    if isinstance(module, DistributedDataParallel):
+        raise ModelRefused("the model is a DistributedDataParallel already; hand over the module inside it")
+    for name, part in module.named_modules():
+        where = f"{name or 'the model'} ({type(part).__name__})"
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise ModelRefused(
+                f"{where} computes statistics over ranks, so the bits would depend on their number; "
+                "use BatchNorm (statistics of a shard), GroupNorm or LayerNorm"
+            )
+        if getattr(part, "sparse", False) is True:
+            raise ModelRefused(f"{where} has sparse gradients, which the tree cannot add; use sparse=False")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ModelRefused(f"{name} has no shape yet (a lazy module); run one forward pass in the factory")
+
+
+def wrap(module: torch.nn.Module, *, find_unused: bool) -> DistributedDataParallel:
+    """A real DDP that neither broadcasts weights (they are verified instead) nor buffers (shard 0's count)."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ModelRefused("no parameter of the model requires a gradient; there is nothing to train")
+    device_ids = None
+    first = next(module.parameters())
+    if first.is_cuda:
+        device_ids = [first.device.index]
+    return DistributedDataParallel(
+        module,
+        device_ids=device_ids,
+        init_sync=False,
+        forward_sync_buffers=False,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused,
+    )
+
+
+def same_start(module: torch.nn.Module, group: Group) -> str:
+    """The fingerprint of the weights, the same on all ranks, or an error that says which differ."""
+    own = fingerprint(named_weights(module))
+    everyones = group.gather(own, "comparing the first weights")
+    if len(set(everyones)) > 1:
+        odd = [rank for rank, other in enumerate(everyones) if other != everyones[0]]
+        raise ModelRefused(
+            f"the model starts with other weights on rank(s) {', '.join(map(str, odd))} than on rank 0; "
+            "build it from the run's seed alone (no clock, no process id, no rank)"
+        )
+    return own
+
+
+class Buffers:
+    """Buffers that the forward pass writes, such as BatchNorm's statistics: every shard starts from the
+    step's first value, and shard 0's result becomes the next step's, on every rank."""
+
+    def __init__(self, module: torch.nn.Module, names: Iterable[str]) -> None:
+        wanted = set(names)
+        self._buffers = [buffer for name, buffer in module.named_buffers() if name in wanted]
+        self._start = [buffer.clone() for buffer in self._buffers]
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    def begin(self) -> None:
+        """At the start of a step: this is the value that all shards start from."""
+        if self._buffers:
+            torch._foreach_copy_(self._start, self._buffers)
+
+    def restore(self) -> None:
+        """Before a shard: back to the step's first value."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._start)
+
+    def keep(self) -> None:
+        """After this rank's first shard: its values are the ones that count."""
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+
+    def settle(self, group: Group | None) -> None:
+        """At the end of a step: shard 0's values everywhere (without a group, this rank's own)."""
+        if not self._buffers:
+            return
+        torch._foreach_copy_(self._buffers, self._kept)
+        if group is None:
+            return
+        for same in _by_dtype(self._buffers):
+            flat = torch.cat([buffer.reshape(-1) for buffer in same])
+            group.from_leader(flat, "sharing buffers")
+            parts = flat.split([buffer.numel() for buffer in same])
+            torch._foreach_copy_(same, [p.view_as(b) for p, b in zip(parts, same, strict=True)])
+
+
+def _by_dtype(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    groups: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return groups.values()
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the start-up probe learned about the model."""
+
+    unused: tuple[str, ...]
+    """Parameters that took no part in the probed shard."""
+    written: tuple[str, ...]
+    """Buffers that the forward pass writes."""
+
+    def with_others(self, group: Group) -> ProbeResult:
+        """What any rank learned."""
+        everyones = [json.loads(text) for text in group.gather(json.dumps(vars(self)), "the start-up probe")]
+        return ProbeResult(
+            *(tuple(sorted({name for one in everyones for name in one[what]})) for what in ("unused", "written"))
+        )
+
+
+def probe(
+    module: torch.nn.Module,
+    shard_loss: Callable[[], torch.Tensor],
+    other_loss: Callable[[], torch.Tensor],
+) -> ProbeResult:
+    """Compute a shard, another one, and the first again: the bits must be the same.
+
+    That catches models with a state or a randomness of their own. Nothing of the model is changed.
+    """
+    start = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    buffers = Buffers(module, start)
+    identities = {name: id(buffer) for name, buffer in module.named_buffers()}
+    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+    def computed(loss_of: Callable[[], torch.Tensor]) -> tuple[str, Sequence[torch.Tensor | None]]:
+        buffers.restore()
+        loss = loss_of()
+        gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+        used = [(name, g) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
+        for name, gradient in used:
+            if gradient.is_sparse:
+                raise ModelRefused(f"{name} has a sparse gradient, which the tree cannot add; use sparse=False")
+        return fingerprint([("loss", loss), *used, *module.named_buffers()]), gradients
+
+    # torch.compile and a dispatch mode do not go together; a compiled model's collectives are its own affair.
+    with contextlib.nullcontext() if hasattr(module, "_orig_mod") else _NoCollectives():
+        first, gradients = computed(shard_loss)
+    now = dict(module.named_buffers())
+    written = tuple(name for name in start if not _same_bits(start[name], now[name]))
+    computed(other_loss)
+    again, _ = computed(shard_loss)
+    replaced = [name for name, buffer in module.named_buffers() if identities.get(name) != id(buffer)]
+    if replaced:
+        raise ModelRefused(f"the forward pass replaces the buffer {replaced[0]}; write into it instead (copy_)")
+    buffers.restore()
+    if again != first:
+        raise ModelRefused(
+            "the same shard, computed again, gives other bits: the model keeps a state outside of its buffers, "
+            "or draws random numbers that the global generators of torch, numpy and random do not know; "
+            "keep state in buffers and draw from the global generators"
+        )
+    unused = tuple(name for (name, _), g in zip(named, gradients, strict=True) if g is None)
+    return ProbeResult(unused, written)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return fingerprint([("", one)]) == fingerprint([("", other)])
+
+
+class _NoCollectives(TorchDispatchMode):
+    """Refuses collectives inside the forward and backward pass, by name."""
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            raise ModelRefused(
+                f"the model calls the collective {func} in its forward or backward pass; shards are computed one "
+                "by one, so ranks would wait for each other for ever. Exchange outside of the model"
+            )
+        return func(*args, **(kwargs or {}))

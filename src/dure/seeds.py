@@ -1,0 +1,22 @@
+"""Randomness by name: every random number comes from the run's one seed and the place it is used at."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy
+import torch
+
+
+def seed_of(seed: int, *place: int | str) -> int:
+    """A 63-bit seed for one place, such as `("shard", step, micro, shard)`; places never share one."""
+    text = ",".join(map(str, (seed, *place)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def plant(seed: int) -> None:
+    """Start torch's, numpy's and Python's global generators anew."""
+    torch.manual_seed(seed)
+    numpy.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)

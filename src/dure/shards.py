@@ -1,0 +1,92 @@
+"""Which sample goes to which shard, and which shard to which rank. Pure maths.
+
+Every global batch is cut into `shards` parts; samples fill them from shard 0 up, so that their sizes
+differ by one at most and a short last batch leaves the last shards empty. Each epoch uses every sample
+exactly once: nothing is padded, nothing dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SplitKind = Literal["interleaved", "blocks"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """How an epoch's `samples` positions are cut into steps and shards."""
+
+    samples: int
+    global_batch: int
+    shards: int
+    kind: SplitKind = "interleaved"
+
+    @property
+    def steps(self) -> int:
+        """Steps in one epoch; the last one may be smaller."""
+        return -(-self.samples // self.global_batch)
+
+    def batch_size(self, step: int) -> int:
+        """Samples in this step of the epoch."""
+        return min(self.global_batch, self.samples - step * self.global_batch)
+
+    def active(self, step: int) -> int:
+        """Shards with at least one sample; they are the first ones."""
+        return min(self.shards, self.batch_size(step))
+
+    def count(self, step: int, shard: int) -> int:
+        """Samples of this shard in this step."""
+        return _part(self.batch_size(step), self.shards, shard)
+
+    def positions(self, step: int, shard: int) -> range:
+        """Positions, in the epoch's order, of this shard's samples in this step."""
+        if self.kind == "interleaved":
+            start = step * self.global_batch
+            return range(start + shard, start + self.batch_size(step), self.shards)
+        before = step * _part(self.global_batch, self.shards, shard)
+        start = sum(self._total(other) for other in range(shard)) + before
+        return range(start, start + self.count(step, shard))
+
+    def _total(self, shard: int) -> int:
+        """Samples of this shard in the whole epoch."""
+        full, rest = divmod(self.samples, self.global_batch)
+        return full * _part(self.global_batch, self.shards, shard) + _part(rest, self.shards, shard)
+
+
+def shards_of_rank(rank: int, ranks: int, shards: int) -> range:
+    """The neighbouring shards that a rank computes; ranks' loads differ by one shard at most."""
+    return range(rank * shards // ranks, (rank + 1) * shards // ranks)
+
+
+def rank_of_shard(shard: int, ranks: int, shards: int) -> int:
+    """The rank that computes this shard."""
+    return next(rank for rank in range(ranks) if shard in shards_of_rank(rank, ranks, shards))
+
+
+def parts_of(positions: range, parts: int) -> list[range]:
+    """A shard's samples cut into at most `parts` micro-batches, sizes differing by one, none empty."""
+    found, start = [], 0
+    for part in range(parts):
+        size = _part(len(positions), parts, part)
+        if size:
+            found.append(positions[start : start + size])
+        start += size
+    return found
+
+
+def _part(whole: int, parts: int, index: int) -> int:
+    """The size of part `index` when `whole` things fill `parts` places from 0 up."""
+    return whole // parts + (index < whole % parts)
+
+
+def ledger_mark(sample: int) -> int:
+    """A 64-bit mark of one sample id. Marks add up (mod 2⁶⁴) to a hash of a *multiset* of samples, so that
+    ranks can be added in any order and one repeated or missing sample shows."""
+    mark = (sample + 0x9E3779B97F4A7C15) & _MASK
+    mark = ((mark ^ (mark >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mark = ((mark ^ (mark >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mark ^ (mark >> 31)
+
+
+_MASK = (1 << 64) - 1

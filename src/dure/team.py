@@ -1,0 +1,294 @@
+"""A team of ranks, for a script with a plain loop of its own.
+
+    import dure
+
+    with dure.start(seed=42) as team:
+        model = team.replicate(Net())
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for batch in team.batches(photos, global_batch=40, epochs=3):
+            loss = team.step(model, optimizer, batch, F.cross_entropy)
+        team.prove(model, optimizer)
+
+`dure train` runs on the same class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from dure.audit import Apart, how_far_apart, prove_same
+from dure.batches import Batch, Batches, Plan, check_dataset
+from dure.errors import UsageError
+from dure.evaluation import Judged, evaluate
+from dure.exchange.group import Group, join_world
+from dure.lockstep import Lockstep, Outcome, Setting
+from dure.loss import LossSum, as_sum
+from dure.pulse import Phase, Pulse
+from dure.reduce.exchanger import Alone, Exchanger, OverGloo
+from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, wrap
+from dure.run_folder import RunFolder
+from dure.seeds import plant
+from dure.shards import Split, SplitKind
+from dure.world import World, read_world
+
+Loss = Callable[[Any, Any], Any] | Literal["cross_entropy", "mse"]
+
+
+def start(
+    args: argparse.Namespace | None = None,
+    *,
+    seed: int = 0,
+    shards: int = 8,
+    threads: int = 1,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    sync: bool = True,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    hang_seconds: float = 120.0,
+) -> Team:
+    """Join the team that `dure run`, torchrun, srun or a person at the shell started; alone, a team of one.
+
+    `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
+    built next come from `seed`, the same on every rank.
+    """
+    given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
+    world = read_world(os.environ, **given)
+    if world.size > shards:
+        raise UsageError(f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks")
+    torch.set_num_threads(threads)
+    join_world(world, deadline_seconds=hang_seconds + 30.0)
+    chosen = _choose_device(device, world)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+        torch.use_deterministic_algorithms(True)
+    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision)
+    folder = os.environ.get("DURE_RUN")
+    team = Team(world, setting, threads, Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None))
+    team.agree({"seed": seed, "shards": shards, "threads": threads, "sync": sync, "precision": precision})
+    plant(seed)
+    return team
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Process groups by who uses them: collectives of two threads must never meet in one group."""
+
+    main: Group
+    totals: Group
+    gradients: dist.ProcessGroup | None
+
+
+class Team:
+    """This rank's place in the team, and everything it does together with the others."""
+
+    def __init__(self, world: World, setting: Setting, threads: int, pulse: Pulse) -> None:
+        self.world = world
+        self.setting = setting
+        self.threads = threads
+        self.pulse = pulse
+        self._groups = _make_groups(setting)
+        self._locksteps: dict[int, Lockstep] = {}
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self.world.rank
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is rank 0: the one that prints and saves."""
+        return self.world.is_leader
+
+    @property
+    def group(self) -> Group:
+        """All ranks, for small exchanges on the training thread."""
+        return self._groups.main
+
+    def agree(self, facts: Mapping[str, object]) -> None:
+        """Raise unless all ranks hold the same facts."""
+        own = {**facts, "torch": torch.__version__}
+        everyones = [json.loads(text) for text in self.group.gather(json.dumps(own), "comparing settings")]
+        for name in own:
+            values = {rank: other[name] for rank, other in enumerate(everyones)}
+            odd = next((rank for rank, value in values.items() if value != values[0]), None)
+            if odd is not None:
+                raise UsageError(
+                    f"{name} is {values[0]!r} on rank 0 and {values[odd]!r} on rank {odd}; start all with the same"
+                )
+
+    def replicate(
+        self, module: torch.nn.Module, *, find_unused: bool = False, known: ProbeResult | None = None
+    ) -> DistributedDataParallel:
+        """The model as a real DDP whose replicas are verified to start as the same bits.
+
+        Say `find_unused` when some parameters take no part in some shards. `known` is an earlier probe's
+        result; without it the first step probes the model.
+        """
+        refuse_what_cannot_be_exact(module)
+        module.to(self.setting.device)
+        same_start(module, self.group)
+        model = wrap(module, find_unused=find_unused)
+        lockstep = Lockstep(
+            model,
+            self.setting,
+            self._exchanger(),
+            self._groups.totals if self.setting.sync else Group(None, 0, 1),
+            self.group,
+            self.pulse,
+            find_unused=find_unused,
+            known=known,
+        )
+        self._locksteps[id(model)] = lockstep
+        return model
+
+    def batches(
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        shuffle: bool = True,
+        split: SplitKind = "interleaved",
+        workers: int = 0,
+        accumulate: int = 1,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Batches:
+        """This rank's shards of every global batch; each sample exactly once an epoch over all ranks."""
+        if global_batch < 1:
+            raise UsageError(f"global_batch is {global_batch}; a step needs at least one sample")
+        if (epochs is None) == (steps is None):
+            raise UsageError("give epochs or steps, one of them")
+        samples = check_dataset(dataset, "the dataset", self.setting.seed)
+        cut = Split(samples, global_batch, self.setting.shards, split)
+        plan = Plan(cut, self.rank, self.world.size, self.setting.seed, shuffle, accumulate)
+        length = steps if steps is not None else (epochs or 0) * cut.steps
+        return Batches(dataset, plan, steps=length, workers=workers, collate=collate)
+
+    def step(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        batch: Batch,
+        loss: Loss,
+        *,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> float:
+        """Forward, backward, exchange and update; returns the mean loss of the global batch."""
+        outcome = self.forward_backward(model, batch, as_sum(loss))
+        self.update(model, optimizer, schedule=schedule, clip_norm=clip_norm)
+        return outcome.loss
+
+    def forward_backward(self, model: DistributedDataParallel, batch: Batch, loss: LossSum) -> Outcome:
+        """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards."""
+        lockstep = self._lockstep(model)
+        lockstep.prepare(batch, loss)
+        return lockstep.forward_backward(batch, loss)
+
+    def update(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> float | None:
+        """The second half of `step`; returns the gradients' norm when they are clipped."""
+        return self._lockstep(model).update(optimizer, schedule, clip_norm)
+
+    def evaluate(
+        self,
+        model: DistributedDataParallel,
+        dataset: Dataset[Any],
+        measures: Mapping[str, Loss | LossSum],
+        *,
+        batch: int,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> Judged:
+        """Each measure's mean over the dataset, every sample exactly once.
+
+        Without synchronisation each rank judges its own model on all of it.
+        """
+        self.pulse.beat(-1, Phase.EVALUATE)
+        samples = check_dataset(dataset, "the evaluation data", self.setting.seed)
+        sync = self.setting.sync
+        cut = Split(samples, batch, self.setting.shards)
+        rank, ranks = (self.rank, self.world.size) if sync else (0, 1)
+        plan = Plan(cut, rank, ranks, self.setting.seed, shuffle=False)
+        batches = Batches(dataset, plan, steps=cut.steps, workers=workers, collate=collate, place="eval sample")
+        summed = {name: as_sum(measure) for name, measure in measures.items()}
+        return evaluate(model.module, batches, summed, self.setting, self.group if sync else None)
+
+    def prove(
+        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None = None, step: int = -1
+    ) -> str:
+        """The fingerprint of this replica's whole state, the same on all ranks, or ReplicasDiffer."""
+        self.pulse.beat(step, Phase.PROVE)
+        return prove_same(model.module, optimizer, self.group, step)[self.rank]
+
+    def how_far_apart(self, model: DistributedDataParallel) -> Apart:
+        """How far the ranks' weights are from each other (nothing, unless `sync` is off)."""
+        return how_far_apart(model.module, self.group)
+
+    def done(self) -> None:
+        """Leave the team: threads end first, then the process groups."""
+        self.pulse.beat(-1, Phase.DONE)
+        for lockstep in self._locksteps.values():
+            lockstep.close()
+        self._locksteps.clear()
+        self.pulse.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.done()
+
+    def _lockstep(self, model: DistributedDataParallel) -> Lockstep:
+        try:
+            return self._locksteps[id(model)]
+        except KeyError:
+            raise UsageError("this model is not of this team; use what team.replicate returned") from None
+
+    def _exchanger(self) -> Exchanger:
+        if self.world.size == 1 or not self.setting.sync:
+            return Alone()
+        return OverGloo(self._groups.gradients, self.rank, self.world.size)
+
+
+def _make_groups(setting: Setting) -> _Groups:
+    main = Group(None, setting.rank, setting.ranks)
+    if setting.ranks == 1:
+        return _Groups(main, main, None)
+    totals = dist.new_group(backend="gloo")
+    gradients = dist.new_group(backend="nccl") if setting.device.type == "cuda" else totals
+    return _Groups(main, Group(totals, setting.rank, setting.ranks), gradients)
+
+
+def _choose_device(wanted: str, world: World) -> torch.device:
+    """CUDA where every local rank has a device of its own, else the CPU."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and there < world.local_size:
+        raise UsageError(f"device is cuda, but {socket.gethostname()} has {there} for {world.local_size} ranks; use cpu")
+    if wanted == "cuda" or (wanted == "auto" and there >= world.local_size):
+        return torch.device("cuda", world.local_rank)
+    return torch.device("cpu")
