@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import torch
 
 from dure.errors import ReplicasDiffer
 from dure.exchange.group import Group
 from dure.fingerprint import fingerprint, named_weights, optimizer_tensors
+from dure.results import Apart
 
 
 def fingerprints_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
@@ -44,16 +44,6 @@ def whole_fingerprint(parts: dict[str, str]) -> str:
     """One fingerprint of all parts."""
     joined = torch.frombuffer(bytearray(json.dumps(parts, sort_keys=True).encode()), dtype=torch.uint8)
     return fingerprint([("state", joined)])
-
-
-@dataclass(frozen=True)
-class Apart:
-    """How far replicas that were not synchronised have drifted."""
-
-    largest: float
-    """The largest difference of any one weight between any two ranks."""
-    rms: float
-    """Root mean square, over all weights, of that difference."""
 
 
 def how_far_apart(module: torch.nn.Module, group: Group) -> Apart:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from dure.audit import Apart, how_far_apart, prove_same
+from dure.audit import how_far_apart, prove_same
 from dure.batches import Batch, Batches, Plan, check_dataset
 from dure.errors import UsageError
 from dure.evaluation import Judged, evaluate
@@ -39,6 +39,7 @@ from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
 from dure.reduce.exchanger import Alone, Exchanger, OverGloo
 from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, wrap
+from dure.results import Apart
 from dure.run_folder import RunFolder
 from dure.seeds import plant
 from dure.shards import Split, SplitKind

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import events, factory, update
-from dure.audit import Apart
+from dure.audit import fingerprints_of, whole_fingerprint
 from dure.batches import MANY_IDS, Batch, Batches, check_dataset
 from dure.fingerprint import weights_sha256
 from dure.job import LoadedJob
@@ -22,30 +22,9 @@ from dure.loss import LOSSES, METRICS, LossSum, as_sum
 from dure.pulse import Phase
 from dure.recipe import recipe_hash, recipe_of
 from dure.replica import refuse_what_cannot_be_exact
+from dure.results import RankResult
 from dure.run_folder import RunFolder
 from dure.team import Team, start
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """What a rank tells the launcher when it is done."""
-
-    rank: int
-    steps: int
-    epochs: int
-    loss: float
-    metrics: dict[str, float]
-    samples_seen: int
-    recipe: str
-    weights_sha256: str
-    fingerprint: str
-    parameters: int
-    samples: int
-    seconds: dict[str, float]
-    """By phase; `train` is the loop, evaluation left out."""
-    lost_events: int
-    apart: Apart | None
-    notes: tuple[str, ...]
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -197,6 +176,7 @@ class Run:
             fingerprint=fingerprint,
             parameters=sum(p.numel() for p in self.model.module.parameters()),
             samples=split.samples,
+            device=str(self.team.setting.device.type),
             seconds=self.seconds,
             lost_events=self.recorder.lost,
             apart=apart,
@@ -204,8 +184,6 @@ class Run:
         )
 
     def _own_fingerprint(self) -> str:
-        from dure.audit import fingerprints_of, whole_fingerprint
-
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
 
     def _make(self, key: str, reference: str, args: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -1,0 +1,241 @@
+"""The command line: parse, call one room, map errors to exit codes. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from dure.errors import DureError, RankFailed, UsageError
+
+if TYPE_CHECKING:
+    from dure.job import LoadedJob
+    from dure.run_folder import RunFolder
+
+app = typer.Typer(
+    name="dure",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Train one PyTorch model on many processes, every replica the same bit for bit, and provably so.
+
+    \b
+    dure demo                          draw 400 photos, train on 4 ranks, show what happened
+    dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
+    dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
+    """,
+)
+bench = typer.Typer(no_args_is_help=True, help="Measure, side by side with named peers.", rich_markup_mode=None)
+app.add_typer(bench, name="bench")
+
+Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
+RunDir = Annotated[Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
+Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
+Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
+
+
+@app.command(
+    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 130/143 stopped by a signal."
+)
+def train(
+    job: Annotated[Path, typer.Argument(help="What to train: a TOML file; examples/cats.toml is one to start from.")],
+    ranks: Ranks = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
+    ] = None,
+    run_dir: RunDir = None,
+    port: Port = 0,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
+    ] = False,
+    as_json: Json = False,
+    lang: Lang = None,
+) -> None:
+    """Train a job: N ranks in step, the same bits whatever N is.
+
+    Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints.
+    """
+    from dure.job import load_job
+
+    loaded = load_job(job, _settings(settings or [], ranks))
+    if print_config:
+        _print_config(loaded)
+        return
+    run_job(loaded, run_dir, port=port, as_json=as_json, lang=lang)
+
+
+@app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
+def run(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGS", help="What follows -- is the script's own.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes to start.")] = 2,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
+    ] = False,
+    run_dir: RunDir = None,
+    port: Port = 0,
+) -> None:
+    """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once."""
+    from dure.launch import run_script
+
+    folder = _new_run(run_dir, Path(target).stem)
+    code = run_script(target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port)
+    raise typer.Exit(code)
+
+
+@app.command()
+def demo(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    storage: Annotated[Path, typer.Option(help="The shared-storage folder to draw the photos into.")] = Path("shared"),
+    run_dir: RunDir = None,
+    as_json: Json = False,
+    lang: Lang = None,
+) -> None:
+    """Draw 400 photos of cats and of things that are not, train a small CNN on 4 ranks, show what happened."""
+    from dure.demo import prepare
+
+    loaded = prepare(storage, ranks)
+    run_job(loaded, run_dir, port=0, as_json=as_json, lang=lang)
+
+
+def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool, lang: str | None) -> None:
+    """Launch a job's ranks, show them, and print what came of it."""
+    from dure.display import Display
+    from dure.files import write_whole
+    from dure.language import chosen_language
+    from dure.launch import run_team
+    from dure.report import in_words, summarize
+
+    began = time.perf_counter()
+    folder = _new_run(run_dir, loaded.job.name)
+    write_whole(folder.job, loaded.to_json())
+    team = loaded.job.team
+    display = Display(folder, team.ranks, chosen_language(lang))
+    try:
+        results = run_team(
+            "dure.train:run_rank",
+            (loaded.to_json(), str(folder.path)),
+            ranks=team.ranks,
+            folder=folder,
+            threads=team.threads,
+            hang_seconds=team.hang_seconds,
+            port=port,
+            on_tick=display.tick,
+        )
+    finally:
+        display.close()
+    inside = sum(results[0].seconds.values())  # type: ignore[attr-defined]
+    summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
+    text = json.dumps(summary.as_json())
+    try:
+        write_whole(folder.summary, text)
+    except OSError as error:
+        print(f"dure: cannot write {folder.summary}: {error}", file=sys.stderr)
+    print(text if as_json else in_words(summary, chosen_language(lang)))
+
+
+@bench.command("start")
+def bench_start(
+    ranks: Annotated[int, typer.Option(help="Processes to start.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Interleaved repeats; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run."""
+    from dure.bench.start import bench_start as measure
+
+    _print_figures(measure(ranks=ranks, rounds=rounds), as_json)
+
+
+@bench.command("step")
+def bench_step(
+    ranks: Annotated[str, typer.Option(help="Team sizes, with commas.")] = "2,4",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each; medians are printed.")] = 5,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Step time of a 9 M-parameter transformer: no exchange, dure, DDP, Accelerate, Fabric side by side."""
+    from dure.bench.step import bench_step as measure
+
+    sizes = [int(size) for size in ranks.split(",")]
+    _print_figures(measure(sizes=sizes, rounds=rounds, steps=steps), as_json)
+
+
+def main() -> None:
+    """Run the command line; a failure is one line on stderr and the exit code that belongs to it."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except RankFailed as failed:
+        if failed.details:
+            print(failed.details.rstrip(), file=sys.stderr)
+        _fail(failed)
+    except DureError as error:
+        _fail(error)
+    except _usage_errors() as error:
+        error.show()
+        sys.exit(2)
+
+
+def _fail(error: DureError) -> NoReturn:
+    print(f"dure: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+def _usage_errors() -> type[Exception]:
+    import click
+
+    return click.ClickException
+
+
+def _settings(options: list[str], ranks: int | None) -> dict[str, str]:
+    settings = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
+        settings[key.strip()] = value.strip()
+    if ranks is not None:
+        settings["team.ranks"] = str(ranks)
+    return settings
+
+
+def _print_config(loaded: LoadedJob) -> None:
+    from dure.job import all_values
+
+    rows = [(key, json.dumps(value), source) for key, value, source in all_values(loaded)]
+    key_width, value_width = (max(len(row[column]) for row in rows) for column in range(2))
+    for key, value, source in rows:
+        print(f"{key:<{key_width}}  {value:<{value_width}}  {source}")
+
+
+def _new_run(run_dir: Path | None, name: str) -> RunFolder:
+    """A folder that holds no run yet."""
+    from dure.run_folder import RunFolder
+
+    path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = RunFolder(path.absolute())
+    if folder.job.exists():
+        raise UsageError(f"{path} holds a run already; give another --run-dir, or remove it")
+    try:
+        folder.create()
+    except OSError as error:
+        raise UsageError(f"cannot make the run folder {path}: {error.strerror}; give another --run-dir") from None
+    return folder
+
+
+def _print_figures(figures: dict[str, object], as_json: bool) -> None:
+    print(json.dumps(figures) if as_json else json.dumps(figures, indent=1))

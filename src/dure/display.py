@@ -1,0 +1,161 @@
+"""What a run shows while it trains: a live display in a terminal, a plain line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TextIO
+
+from dure.events import Evaluated, Noted, Proved, Stepped, TeamFormed, decode
+from dure.language import Language
+from dure.pulse import Phase, read_beat
+from dure.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LINE_SECONDS = 5.0
+"""Between two lines in a log."""
+
+_WORDS: dict[Language, dict[str, str]] = {
+    "en": {
+        "starting": "starting {ranks} ranks …",
+        "step": "step {step}/{steps} · epoch {epoch} · loss {loss:.4g} · {speed:.0f} samples/s",
+        "ranks": "ranks",
+        "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
+        "eval": "held out: {metrics}",
+    },
+    "ko": {
+        "starting": "랭크 {ranks}개를 시작합니다 …",
+        "step": "스텝 {step}/{steps} · 에포크 {epoch} · 손실 {loss:.4g} · 초당 샘플 {speed:.0f}개",
+        "ranks": "랭크",
+        "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
+        "eval": "평가: {metrics}",
+    },
+}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """Follows rank 0's events; `tick` is called by the launcher, and never waits."""
+
+    def __init__(self, folder: RunFolder, ranks: int, language: Language, stream: TextIO | None = None) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._word = _WORDS[language]
+        self._stream = stream or sys.stderr
+        self._read = 0
+        self._rest = ""
+        self._steps = 0
+        self._last: Stepped | None = None
+        self._losses: deque[float] = deque(maxlen=48)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=50)
+        self._said_at = 0.0
+        self._proof = self._judged = ""
+        self._live = _live_display(self._stream)
+        self._say(self._word["starting"].format(ranks=ranks))
+
+    def tick(self) -> None:
+        """Show what is new."""
+        self._follow()
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+        elif self._last is not None and now - self._said_at >= LINE_SECONDS:
+            self._say(self._step_line())
+
+    def close(self) -> None:
+        """Show the last state and let go of the terminal."""
+        self._follow()
+        if self._live is not None:
+            self._live.update(self._picture(), refresh=True)
+            self._live.stop()
+            self._live = None
+        elif self._last is not None:
+            self._say(self._step_line())
+
+    def _follow(self) -> None:
+        try:
+            with self._folder.events(0).open(encoding="utf-8") as file:
+                file.seek(self._read)
+                text = file.read()
+                self._read = file.tell()
+        except OSError:
+            return
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: str) -> None:
+        event = decode(line + "\n")
+        match event:
+            case TeamFormed():
+                self._steps = event.steps
+            case Stepped():
+                self._last = event
+                self._losses.append(event.loss)
+                self._recent.append((sum(event.seconds.values()), event.samples_of_batch))
+            case Proved():
+                self._proof = self._word["proof"].format(
+                    ranks=self._ranks, step=event.step + 1, fingerprint=event.fingerprint
+                )
+            case Evaluated():
+                shown = " · ".join(f"{name} {value:.4g}" for name, value in event.metrics.items())
+                self._judged = self._word["eval"].format(metrics=shown)
+            case Noted():
+                if self._live is None:
+                    self._say(event.text)
+
+    def _step_line(self) -> str:
+        assert self._last is not None
+        seconds = sum(spent for spent, _ in self._recent)
+        return self._word["step"].format(
+            step=self._last.step + 1,
+            steps=self._steps,
+            epoch=self._last.epoch + 1,
+            loss=self._last.loss,
+            speed=sum(samples for _, samples in self._recent) / seconds if seconds else 0.0,
+        )
+
+    def _picture(self) -> RenderableType:
+        from rich.text import Text
+
+        if self._last is None:
+            return Text(self._word["starting"].format(ranks=self._ranks), style="dim")
+        done = (self._last.step + 1) / max(self._steps, 1)
+        bar = "━" * round(done * 40)
+        picture = Text.assemble((bar, "green"), ("━" * (40 - len(bar)), "dim"), f" {done:.0%}\n")
+        picture.append(self._step_line() + "\n")
+        picture.append(_sparkline(self._losses) + "\n", style="cyan")
+        for rank in range(self._ranks):
+            beat = read_beat(self._folder.pulse(rank))
+            phase = beat.phase if beat else Phase.STARTING
+            style = "yellow" if phase is Phase.EXCHANGE else "green"
+            picture.append(f"{rank}:{phase.name.lower():<9}", style=style)
+        for line in (self._proof, self._judged):
+            if line:
+                picture.append(f"\n{line}", style="bold")
+        return picture
+
+    def _say(self, text: str) -> None:
+        if self._live is None:
+            print(f"dure: {text}", file=self._stream, flush=True)
+            self._said_at = time.monotonic()
+
+
+def _live_display(stream: TextIO):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    if not stream.isatty():
+        return None
+    from rich.console import Console
+    from rich.live import Live
+
+    live = Live(console=Console(file=stream), auto_refresh=False, transient=False)
+    live.start()
+    return live
+
+
+def _sparkline(values: deque[float]) -> str:
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in values)
