@@ -1,0 +1,233 @@
+"""torch's elastic agent over our ranks: it assigns ranks and their environment, we watch the processes.
+
+`SimpleElasticAgent` is torch's state machine (rendezvous, rank assignment, exit barrier) with the processes
+left to a subclass. torch's own subclass, `LocalElasticAgent`, is not used: its poll of ended ranks joins
+without a deadline, waits 30 s for ranks that cannot take SIGTERM, and never notices a rank that left with
+`os._exit(0)`; its semaphores outlive a killed launcher.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from dure.errors import RankFailed
+from dure.launch.failure import Fault, RankError, Weight, fault_of, first_cause, rank_failed
+from dure.launch.hang import HangWatch
+from dure.launch.rank import RankStart, Returned
+from dure.launch.ranks import Ranks
+from dure.launch.stop import StopSignals
+from dure.run_folder import RunFolder
+
+_LOOK_SECONDS = 0.03
+_TICK_SECONDS = 0.1
+_BETTER_CAUSE_SECONDS = 2.0
+_EXIT_SECONDS = 10.0
+_BIRTH_SECONDS = 300.0
+
+
+class OneHost(RendezvousHandler):
+    """The rendezvous of a team on one host: a store behind a socket that is already bound."""
+
+    def __init__(self, listener: socket.socket, run_id: str) -> None:
+        self._address, self._port = listener.getsockname()[:2]
+        self._listener = listener
+        self._run_id = run_id
+        self._store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """Name this rendezvous."""
+        return "static"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Let the ranks meet in this store too, so that they need no port of their own."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Start the store."""
+        if self._store is None:
+            self._store = TCPStore(
+                self._address,
+                self._port,
+                world_size=1,
+                is_master=True,
+                timeout=datetime.timedelta(seconds=30),
+                multi_tenant=True,
+                master_listen_fd=self._listener.detach(),
+            )
+        store = PrefixStore(self._run_id, self._store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, self._port))
+
+    def is_closed(self) -> bool:
+        """Nobody else can close it."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody else can join it."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody else can join it."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Name the run."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Stop the store."""
+        self._store = None
+        return True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the agent is to do with its ranks."""
+
+    folder: RunFolder
+    start: Callable[[int, dict[str, str]], RankStart]
+    """How a rank begins, from its number and its environment."""
+    returns: bool
+    """Whether ranks send home a value; otherwise exit code 0 is success."""
+    grace_seconds: float
+    """How long ranks that are told to end may take before they are killed."""
+    on_tick: Callable[[], None] | None
+
+
+class TeamAgent(SimpleElasticAgent):
+    """The elastic agent of one host."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        plan: Plan,
+        ranks: Ranks,
+        stop: StopSignals,
+        watch: HangWatch | None,
+    ) -> None:
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=ranks.count,
+            rdzv_handler=OneHost(listener, plan.folder.path.name),
+            entrypoint="dure",
+            max_restarts=0,
+            monitor_interval=_LOOK_SECONDS,
+        )
+        super().__init__(spec, exit_barrier_timeout=10)
+        self._plan = plan
+        self._ranks = ranks
+        self._stop = stop
+        self._watch = watch
+        self._ticked_at = 0.0
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        starts = []
+        for worker in worker_group.workers:
+            env = _rank_environment(worker_group, worker)
+            starts.append(self._plan.start(worker.global_rank, env))
+        self._ranks.start(starts, _BIRTH_SECONDS, self._look_around)
+        return dict(self._ranks.pids)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._shutdown()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        self._ranks.end(self._plan.grace_seconds)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._look_around()
+        ranks = self._ranks
+        ranks.poll()
+        faults = [fault for rank in range(ranks.count) if (fault := self._fault(rank)) is not None]
+        if faults:
+            self._judge(faults)
+            return RunResult(state=WorkerState.HEALTHY)
+        if len(ranks.ended) == ranks.count:
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=self._values())
+        if ranks.lost:
+            raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())
+        if self._watch is not None:
+            self._watch.look()
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _look_around(self) -> None:
+        self._stop.check()
+        now = time.monotonic()
+        if self._plan.on_tick is not None and now - self._ticked_at >= _TICK_SECONDS:
+            self._ticked_at = now
+            self._plan.on_tick()
+
+    def _fault(self, rank: int) -> Fault | None:
+        ended = self._ranks.ended.get(rank)
+        report = self._ranks.reports.get(rank)
+        code = ended.exit_code if ended is not None else None
+        if isinstance(report, RankError):
+            return fault_of(rank, report, code, report.at_ns)
+        if ended is None or (ended.exit_code == 0 and (report is not None or not self._plan.returns)):
+            return None
+        return fault_of(rank, None, code, ended.at_ns)
+
+    def _judge(self, faults: list[Fault]) -> None:
+        """Raise the cause, unless a better one may still come: the rank that failed first may still unwind."""
+        cause = first_cause(faults)
+        waited = (time.monotonic_ns() - min(fault.at_ns for fault in faults)) / 1e9
+        others = self._ranks.count - len(faults)
+        if cause.weight is Weight.AFTERMATH and others and waited < _BETTER_CAUSE_SECONDS:
+            return
+        log = self._plan.folder.log(cause.rank)
+        raise rank_failed(cause, log, returned=isinstance(self._ranks.reports.get(cause.rank), Returned))
+
+    def _values(self) -> dict[int, Any]:
+        values: dict[int, Any] = {}
+        for rank in range(self._ranks.count):
+            report = self._ranks.reports.get(rank)
+            values[rank] = pickle.loads(report.value) if isinstance(report, Returned) else None
+        return values
+
+    def _construct_event(
+        self, state: str, source: EventSource, worker: Worker | None = None, **_unused: object
+    ) -> Event:
+        # torch's own asks the name server for this host's full name, for each event that nobody records.
+        return Event(f"torchelastic.worker.status.{state}", source=source)
+
+
+def _rank_environment(group: WorkerGroup, worker: Worker) -> dict[str, str]:
+    """Return what torchrun adds to the environment of a rank (a test compares it with torchrun's)."""
+    spec = group.spec
+    return {
+        "LOCAL_RANK": str(worker.local_rank),
+        "RANK": str(worker.global_rank),
+        "GROUP_RANK": str(group.group_rank),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "WORLD_SIZE": str(worker.world_size),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }

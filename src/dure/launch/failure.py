@@ -1,0 +1,170 @@
+"""Which rank failed first, and in which words. Pure: no processes, no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+
+from dure.errors import DureError, PeerLost, RankFailed
+
+_LOST_CONNECTION = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "connection was likely closed",
+    "broken pipe",
+    "socket closed",
+    "gloo/transport",
+)
+_TORCH_DISTRIBUTED_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+
+
+@dataclass(frozen=True)
+class RankError:
+    """What a rank says of its own failure. Written as JSON into the run's folder."""
+
+    rank: int
+    host: str
+    pid: int
+    type: str
+    message: str
+    traceback: str
+    exit_code: int
+    """What the command shall end with."""
+    expected: bool
+    """A `DureError`: its message is written for people and needs no traceback."""
+    aftermath: bool
+    """Another rank's failure, seen from here."""
+    at_ns: int
+    """CLOCK_MONOTONIC of this host."""
+
+
+def describe(error: BaseException, rank: int) -> RankError:
+    """Put an exception of this rank into words, from inside the `except` that caught it."""
+    if isinstance(error, SystemExit):
+        message = f"sys.exit({error.code!r})"
+    else:
+        message = "".join(traceback.format_exception_only(error)).strip()
+    return RankError(
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        type=type(error).__name__,
+        message=str(error) if isinstance(error, DureError) else message,
+        traceback="".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__))),
+        exit_code=error.exit_code if isinstance(error, DureError) else 1,
+        expected=isinstance(error, DureError),
+        aftermath=is_aftermath(error),
+        at_ns=time.monotonic_ns(),
+    )
+
+
+def is_aftermath(error: BaseException | None) -> bool:
+    """Whether an exception looks like what is seen when *another* rank has gone."""
+    while error is not None:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        text = str(error).lower()
+        if isinstance(error, PeerLost | ConnectionError) or names & _TORCH_DISTRIBUTED_ERRORS:
+            return True
+        if isinstance(error, RuntimeError) and any(words in text for words in _LOST_CONNECTION):
+            return True
+        error = error.__cause__
+    return False
+
+
+def own_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Drop the launcher's frames, and the import machinery's, from the top of a traceback."""
+    here = str(Path(__file__).parent)
+    while frames is not None and frames.tb_next is not None:
+        name = frames.tb_frame.f_code.co_filename
+        if not (name.startswith((here, "<frozen")) or Path(name).name == "runpy.py"):
+            break
+        frames = frames.tb_next
+    return frames
+
+
+class Weight(IntEnum):
+    """How far a fault explains the run's end; the lightest is the cause."""
+
+    SIGNAL = 0
+    CAUSE = 1
+    AFTERMATH = 2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One rank's failure as the launcher sees it: its own words if it left any, and how it ended."""
+
+    rank: int
+    weight: Weight
+    at_ns: int
+    error: RankError | None
+    exit_code: int | None
+    """Negative for a signal; None while the process still ends."""
+
+
+def fault_of(rank: int, error: RankError | None, exit_code: int | None, at_ns: int) -> Fault:
+    """Weigh one rank's failure."""
+    if error is not None:
+        weight = Weight.AFTERMATH if error.aftermath else Weight.CAUSE
+        return Fault(rank, weight, error.at_ns, error, exit_code)
+    signalled = exit_code is not None and exit_code < 0
+    return Fault(rank, Weight.SIGNAL if signalled else Weight.CAUSE, at_ns, None, exit_code)
+
+
+def first_cause(faults: Iterable[Fault]) -> Fault:
+    """Return the fault that explains the others."""
+    return min(faults, key=lambda fault: (fault.weight, fault.at_ns, fault.rank))
+
+
+def rank_failed(fault: Fault, log: Path, *, returned: bool = False) -> RankFailed:
+    """Turn the cause into the error that the command ends with."""
+    host = socket.gethostname()
+    error = fault.error
+    if error is not None:
+        message = error.message if error.expected else f"rank {fault.rank} on {error.host} failed: {error.message}"
+        details = "" if error.expected else error.traceback
+        return RankFailed(
+            message, rank=fault.rank, host=error.host, details=details, exit_code=error.exit_code
+        )
+    after = " after its function had returned" if returned else ""
+    message = f"rank {fault.rank} on {host} {exit_words(fault.exit_code or 0)}{after}. Its output: {log}"
+    return RankFailed(message, rank=fault.rank, host=host, details=tail(log))
+
+
+def exit_words(exit_code: int) -> str:
+    """Say how a process ended that left no word of its own."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code} and without a word (os._exit, or a library's exit?)"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hints = {
+        "SIGKILL": ": out of memory, or someone's kill -9?",
+        "SIGSEGV": ": a crash in native code; the Python stacks are in its output",
+        "SIGABRT": ": native code gave up; the Python stacks are in its output",
+        "SIGBUS": ": mapped memory that is not there; a full disk, or a full /dev/shm?",
+        "SIGILL": ": built for another processor?",
+        "SIGTERM": ": someone else's kill?",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"
+
+
+def tail(path: Path, lines: int = 40) -> str:
+    """Return the last lines of a log, as far as it can be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 64 * 1024))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,175 @@
+"""Notice that a team stands still, and say who waits for whom."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dure.errors import RankFailed
+from dure.launch.ranks import Ranks
+from dure.pulse import Beat, Phase, read_beat
+from dure.run_folder import RunFolder
+
+_LOOK_SECONDS = 0.25
+_ANSWER_SECONDS = 3.0
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "stuck in the kernel: a disk or a driver",
+    "T": "stopped",
+    "t": "held by a debugger",
+    "Z": "ended",
+    "": "gone",
+}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one rank stands."""
+
+    rank: int
+    beat: Beat | None
+    state: str
+    """The kernel's letter for what its process does."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rank does nothing but wait for others."""
+        return self.beat is not None and self.beat.phase is Phase.EXCHANGE and self.state not in ("T", "t")
+
+    @property
+    def done(self) -> bool:
+        """Whether the rank has nothing more to do."""
+        return self.beat is not None and self.beat.phase is Phase.DONE and self.state not in ("T", "t")
+
+
+class HangWatch:
+    """Looks at all pulses; when none has moved for `hang_seconds`, collects stacks and raises RankFailed."""
+
+    def __init__(self, ranks: Ranks, folder: RunFolder, hang_seconds: float) -> None:
+        self._ranks = ranks
+        self._folder = folder
+        self._hang_seconds = hang_seconds
+        self._last_look = -math.inf
+        self._moved_at = time.monotonic()
+        self._seen: list[Beat | None] = []
+
+    def look(self) -> None:
+        """Raise RankFailed if the team has stood still for too long."""
+        now = time.monotonic()
+        if now - self._last_look < _LOOK_SECONDS:
+            return
+        # A launcher that was itself stopped, or a laptop that slept, has not watched anyone meanwhile.
+        if now - self._last_look > max(_LOOK_SECONDS * 20, self._hang_seconds / 2):
+            self._moved_at = now
+        self._last_look = now
+        beats = [read_beat(self._folder.pulse(rank)) for rank in range(self._ranks.count)]
+        if beats != self._seen:
+            self._seen = beats
+            self._moved_at = now
+        elif now - self._moved_at >= self._hang_seconds:
+            self._give_up(beats)
+
+    def _give_up(self, beats: Sequence[Beat | None]) -> None:
+        standings = [Standing(rank, beat, self._ranks.state(rank)) for rank, beat in enumerate(beats)]
+        message, culprit = who_waits_for_whom(standings, time.monotonic_ns(), self._moved_at)
+        self._collect_stacks(standings)
+        path = self._folder.stacks(culprit)
+        with contextlib.suppress(OSError):
+            message += f" Stacks: {path.parent}/"
+        details = path.read_text(errors="replace") if path.exists() else ""
+        raise RankFailed(message, rank=culprit, host=socket.gethostname(), details=details)
+
+    def _collect_stacks(self, standings: Sequence[Standing]) -> None:
+        waiting = {standing.rank: standing for standing in standings if standing.state}
+        for rank in waiting:
+            self._ranks.send(rank, signal.SIGUSR2)
+        sizes: Mapping[int, int] = {}
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            before, sizes = sizes, {rank: _size(self._folder.stacks(rank)) for rank in waiting}
+            answered = all(size > 0 for rank, size in sizes.items() if waiting[rank].state not in ("T", "t"))
+            if answered and sizes == before:
+                break
+        for standing in standings:
+            path = self._folder.stacks(standing.rank)
+            if _size(path) == 0:
+                with contextlib.suppress(OSError):
+                    path.write_text(_no_answer(standing, self._ranks.pids.get(standing.rank)))
+
+
+def who_waits_for_whom(standings: Sequence[Standing], now_ns: int, moved_at: float) -> tuple[str, int]:
+    """Say in one line who holds up the team, and return the rank to blame."""
+    stuck = [s for s in standings if not s.waits and not s.done]
+    waiting = [s for s in standings if s.waits]
+    if not stuck and waiting:
+        # Nobody computes. The ones that are furthest behind are the ones the others cannot get past.
+        behind = min(s.beat.step for s in waiting if s.beat is not None)
+        late = [s for s in waiting if s.beat is not None and s.beat.step == behind]
+        if len(late) < len(waiting):
+            stuck, waiting = late, [s for s in waiting if s not in late]
+    if not stuck:
+        blamed = waiting or list(standings)
+        seconds = _seconds(blamed[0], now_ns, moved_at)
+        return (
+            f"{_names(blamed)} have been in {_places(blamed)} for {seconds:.0f} s, and nobody comes: "
+            "a message was lost, or the ranks disagree on what to exchange.",
+            blamed[0].rank,
+        )
+    words = "; ".join(
+        f"rank {s.rank} has been in {_place(s)} for {_seconds(s, now_ns, moved_at):.0f} s "
+        f"({_STATES.get(s.state, s.state)})"
+        for s in stuck
+    )
+    if waiting:
+        plural = "" if len(waiting) > 1 else "s"
+        whom = "it" if len(stuck) == 1 else "them"
+        words += f"; {_names(waiting)} wait{plural} for {whom} in {_places(waiting)}"
+    return words + ".", stuck[0].rank
+
+
+def _names(standings: Sequence[Standing]) -> str:
+    ranks = ", ".join(str(s.rank) for s in standings)
+    return f"rank {ranks}" if len(standings) == 1 else f"ranks {ranks}"
+
+
+def _places(standings: Sequence[Standing]) -> str:
+    steps = sorted({s.beat.step for s in standings if s.beat is not None})
+    return f"the exchange of step {', '.join(str(step) for step in steps)}"
+
+
+def _place(standing: Standing) -> str:
+    if standing.beat is None:
+        return Phase.STARTING.name
+    return f"{standing.beat.phase.name} of step {standing.beat.step}"
+
+
+def _seconds(standing: Standing, now_ns: int, moved_at: float) -> float:
+    since_ns = moved_at * 1e9 if standing.beat is None else standing.beat.at_ns
+    return (now_ns - since_ns) / 1e9
+
+
+def _no_answer(standing: Standing, pid: int | None) -> str:
+    lines = [f"rank {standing.rank} (pid {pid}) gave no stacks: {_STATES.get(standing.state, standing.state)}."]
+    if standing.beat is not None:
+        seconds = (time.monotonic_ns() - standing.beat.at_ns) / 1e9
+        lines.append(f"Its last beat: {_place(standing)}, {seconds:.1f} s ago.")
+    for name in ("wchan", "status", "stack"):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/{name}").read_text()
+            lines.append(f"--- /proc/{pid}/{name}\n{text}")
+    return "\n".join(lines) + "\n"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,176 @@
+"""The process that ranks are forked from: it imports torch once, for all of them.
+
+The launcher starts it as a fresh interpreter and talks to it over a socket. `multiprocessing`'s forkserver
+does nearly this, but it leaves marks that a stock script under `dure run` would notice (a start method
+already set, a parent process, the launcher's `__main__`, no stdin, `atexit` skipped) and it needs a
+resource tracker, which is one more process that can outlive a killed launcher.
+
+Nothing survives: the nursery is killed with the launcher while it imports, later it sees the socket close
+and kills every descendant (it adopts the orphans of dead ranks), and ranks are killed with the nursery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from dure.launch import lineage
+
+_END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Birth:
+    """The launcher's request for one rank. `start` stays pickled: only the rank itself opens it."""
+
+    rank: int
+    start: bytes
+    stdout: int | None
+    """Where the rank's output goes (descriptors that the nursery inherited); None: see `RankStart.log`."""
+    stderr: int | None
+    report: int
+    """Where the rank says how it ended."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All descriptors that belong to this rank."""
+        return tuple(fd for fd in (self.stdout, self.stderr, self.report) if fd is not None)
+
+
+@dataclass(frozen=True)
+class Born:
+    """The nursery's word that a rank runs."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The nursery's word that a rank has ended; `exit_code` is negative for a signal."""
+
+    rank: int
+    exit_code: int
+    at_ns: int
+
+
+def main(control: int, launcher: int, preload: tuple[str, ...], fresh_path: list[str]) -> int:
+    """Import, then serve births until the launcher is gone. Returns in the nursery and in every rank.
+
+    `fresh_path` is the `sys.path` of an interpreter that runs a script, but for the script's own folder.
+    """
+    nursery = os.getpid()
+    lineage.die_with(launcher)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the launcher decides
+    _import(preload)
+    lineage.adopt_orphans()
+    lineage.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
+    with Connection(control) as launcher_line:
+        if os.getppid() != launcher:
+            return 0
+        birth = _serve(launcher_line)
+    if birth is None:
+        return 0
+    from dure.launch.rank import live
+
+    return live(birth, nursery, fresh_path)
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    gc.disable()
+    for name in modules:
+        # What is missing or broken here fails again in the rank, which can say so.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # keeps the collector of every rank off these pages, so that they stay shared
+    gc.enable()
+
+
+def _serve(launcher: Connection) -> Birth | None:
+    """Fork ranks and report their ends. Returns a Birth in a new rank, None in the nursery at the end."""
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    ranks: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([launcher, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _report_ends(launcher, ranks)
+        if launcher in ready:
+            try:
+                births: list[Birth] = pickle.loads(launcher.recv_bytes())
+            except (EOFError, OSError):
+                _end_descendants(list(ranks))
+                return None
+            for birth in births:
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
+                    others = {fd for other in births if other is not birth for fd in other.descriptors}
+                    for fd in (wake_read, wake_write, *others):
+                        os.close(fd)
+                    return birth
+                ranks[pid] = birth.rank
+                _tell(launcher, Born(birth.rank, pid))
+            for fd in {fd for birth in births for fd in birth.descriptors}:
+                os.close(fd)
+
+
+def _report_ends(launcher: Connection, ranks: dict[int, int]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        rank = ranks.pop(pid, None)
+        if rank is not None:  # otherwise an adopted orphan
+            _tell(launcher, Ended(rank, os.waitstatus_to_exitcode(status), time.monotonic_ns()))
+
+
+def _tell(launcher: Connection, message: Born | Ended) -> None:
+    with contextlib.suppress(OSError):  # the launcher is gone; the next read of its socket says so
+        launcher.send(message)
+
+
+def _end_descendants(ranks: list[int]) -> None:
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        for pid in {*lineage.children(), *ranks}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                if pid in ranks:
+                    ranks.remove(pid)
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
+
+
+def command(control: int, launcher: int, preload: tuple[str, ...], search_path: list[str] | None) -> list[str]:
+    """Return the command line of a nursery that imports from `search_path` (None: as a fresh interpreter)."""
+    source = str(Path(__file__).parents[2])  # `dure` itself is found where the launcher found it
+    code = (
+        "import sys; fresh = sys.path[1:]\n"
+        f"sys.path[:] = {search_path!r} or [*fresh, {source!r}]\n"
+        "from dure.launch.nursery import main\n"
+        f"sys.exit(main({control}, {launcher}, {preload!r}, fresh))"
+    )
+    # -u as torchrun starts its ranks: what a rank prints is out at once, and a kill loses none of it.
+    return [sys.executable, "-u", "-c", code]

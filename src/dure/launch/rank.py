@@ -1,0 +1,209 @@
+"""The life of one rank, from the fork to its last word. Runs in the rank."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import pickle
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from dure.errors import DureError
+from dure.files import write_whole
+from dure.launch import lineage
+from dure.launch.failure import RankError, describe
+from dure.launch.main_module import run_as_main
+from dure.launch.nursery import Birth
+from dure.pulse import Phase, Pulse
+from dure.run_folder import RunFolder
+
+_HEADER = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Call:
+    """Work: call a function, and send home what it returns."""
+
+    entry: str
+    """`package.module:function`, resolved in the rank."""
+    args: bytes
+    threads: int
+    folder: RunFolder
+    search_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Script:
+    """Work: run a script or a module as `__main__`, in an interpreter that has imported torch."""
+
+    target: str
+    argv: tuple[str, ...]
+    module: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """Work: become another program."""
+
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """All that a rank needs to begin."""
+
+    rank: int
+    env: dict[str, str]
+    folder: str
+    """The working directory."""
+    log: Path
+    work: Call | Script | Command
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The rank's last word when all went well; the value stays pickled until somebody asks for it."""
+
+    value: bytes
+
+
+def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
+    """Be the rank that `birth` asks for. Returns the exit code of the process, or never."""
+    lineage.die_with(nursery)
+    os.setsid()  # as under torchrun: a terminal's Ctrl-C goes to the launcher, which ends the ranks
+    os.set_inheritable(birth.report, False)
+    start: RankStart = pickle.loads(birth.start)
+    os.environ.clear()
+    os.environ.update(start.env)
+    os.chdir(start.folder)
+    _redirect(birth, start.log)
+    match start.work:
+        case Command(argv):
+            os.execvp(argv[0], argv)
+        case Script() as script:
+            _fresh_randomness()
+
+            def report(error: BaseException) -> None:
+                _send(birth.report, describe(error, start.rank))
+
+            return run_as_main(script.target, script.argv, script.module, fresh_path, report)
+        case Call() as call:
+            _leave(_call(call, start.rank, birth.report))
+
+
+def read_report(data: bytes | bytearray) -> Returned | RankError | None:
+    """Return what a rank sent through its report pipe, None while it is not all there."""
+    if len(data) < _HEADER.size:
+        return None
+    (length,) = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    if len(body) < length:
+        return None
+    report: Returned | RankError = pickle.loads(body[:length])
+    return report
+
+
+def _call(call: Call, rank: int, report: int) -> int:
+    faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
+    stacks = _stacks_on_signal(call.folder.stacks(rank))
+    pulse = Pulse(call.folder.pulse(rank))
+    pulse.beat(0, Phase.STARTING)
+    try:
+        sys.path[:] = call.search_path
+        _fresh_randomness()
+        _limit_threads(call.threads)
+        value = _resolve(call.entry)(*pickle.loads(call.args))
+        payload = pickle.dumps(value)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return _failed(error, call.folder, rank, report)
+        payload = pickle.dumps(None)
+    except BaseException as error:  # a rank that ends must say why, KeyboardInterrupt too
+        return _failed(error, call.folder, rank, report)
+    _send(report, Returned(payload))
+    last = Pulse(call.folder.pulse(rank))
+    last.beat(0, Phase.DONE)
+    last.close()
+    if stacks is not None:
+        os.close(stacks)
+    return 0
+
+
+def _failed(error: BaseException, folder: RunFolder, rank: int, report: int) -> int:
+    words = describe(error, rank)
+    _send(report, words)
+    print(words.traceback, file=sys.stderr, flush=True)
+    try:
+        write_whole(folder.error(rank), json.dumps(asdict(words), indent=2) + "\n")
+    except OSError as unwritten:
+        print(f"rank {rank}: {folder.error(rank)} could not be written: {unwritten}", file=sys.stderr)
+    return 1
+
+
+def _resolve(entry: str) -> Callable[..., object]:
+    module, _, name = entry.partition(":")
+    function = getattr(importlib.import_module(module), name, None)
+    if not callable(function):
+        raise DureError(f"{entry!r} names no function; write package.module:function.")
+    resolved: Callable[..., object] = function
+    return resolved
+
+
+def _redirect(birth: Birth, log: Path) -> None:
+    if birth.stdout is not None and birth.stderr is not None:
+        os.dup2(birth.stdout, 1)
+        os.dup2(birth.stderr, 2)
+        os.close(birth.stdout)
+        os.close(birth.stderr)
+        return
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _stacks_on_signal(path: Path) -> int | None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError:
+        descriptor = None
+    faulthandler.register(signal.SIGUSR2, file=sys.stderr if descriptor is None else descriptor, all_threads=True)
+    return descriptor
+
+
+def _fresh_randomness() -> None:
+    # `random` seeds itself after a fork; numpy's global generator would be the same in every rank.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _limit_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _send(report: int, words: Returned | RankError) -> None:
+    body = pickle.dumps(words)
+    data = memoryview(_HEADER.pack(len(body)) + body)
+    while data:
+        data = data[os.write(report, data) :]
+
+
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's own teardown: the last word is out, and a native thread may still run."""
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,190 @@
+"""The ranks of this host as processes: start them, look at them, end them. No call waits without a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from dure.errors import RankFailed
+from dure.launch import lineage
+from dure.launch.failure import RankError, exit_words
+from dure.launch.nursery import Birth, Born, Ended, command
+from dure.launch.rank import RankStart, Returned, read_report
+from dure.launch.streams import Passthrough
+
+_REPORT_PIPE_BYTES = 1 << 20
+
+
+class Ranks:
+    """A nursery and the ranks that it has. Make it from the main thread: its end ends the processes."""
+
+    def __init__(
+        self,
+        logs: Sequence[Path],
+        *,
+        preload: Sequence[str],
+        env: Mapping[str, str],
+        search_path: Sequence[str] | None,
+        tee: bool,
+    ) -> None:
+        """Start the nursery, one rank to come for each of `logs`; it imports `preload` from `search_path`.
+
+        Without a `search_path` it imports as a fresh interpreter does. `tee` shows the ranks' output on
+        the console too.
+        """
+        self.count = len(logs)
+        self.pids: dict[int, int] = {}
+        self.ended: dict[int, Ended] = {}
+        self.reports: dict[int, Returned | RankError] = {}
+        self.lost: str = ""
+        """How the nursery ended, if it ended before it was asked to."""
+        self._pidfds: dict[int, int] = {}
+        self._passthrough = Passthrough(logs) if tee else None
+        self._report_reads: list[int] = []
+        self._report_data = [bytearray() for _ in logs]
+        self._report_writes: list[int] = []
+        for _ in logs:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(read, False)
+            with contextlib.suppress(OSError):  # a user's pipes may be limited; a smaller one is only slower
+                fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _REPORT_PIPE_BYTES)
+            self._report_reads.append(read)
+            self._report_writes.append(write)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._nursery = subprocess.Popen(
+                command(theirs.fileno(), os.getpid(), tuple(preload), list(search_path) if search_path else None),
+                env=dict(env),
+                pass_fds=[theirs.fileno(), *self._report_writes, *self._console_ends()],
+            )
+        self._line = Connection(ours.detach())
+        for write in self._report_writes:
+            os.close(write)
+        if self._passthrough is not None:
+            self._passthrough.start()
+
+    def _console_ends(self) -> list[int]:
+        if self._passthrough is None:
+            return []
+        return [end for rank in range(self.count) for end in self._passthrough.ends(rank)]
+
+    def start(self, starts: Sequence[RankStart], deadline_seconds: float, check: Callable[[], None]) -> None:
+        """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise."""
+        births = []
+        for start in starts:
+            out, err = self._passthrough.ends(start.rank) if self._passthrough else (None, None)
+            births.append(Birth(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank]))
+        with contextlib.suppress(OSError):  # a nursery that is gone is noticed below
+            self._line.send_bytes(pickle.dumps(births))
+        deadline = time.monotonic() + deadline_seconds
+        while len(self.pids) < self.count:
+            check()
+            self._line.poll(0.05)
+            self.poll()
+            if self.lost:
+                raise RankFailed(f"no rank could start: {self.lost}", rank=-1, host=socket.gethostname())
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(self.count)) - set(self.pids))
+                message = (
+                    f"ranks {missing} did not start within {deadline_seconds:.0f} s; is torch on a slow disk?"
+                )
+                raise RankFailed(message, rank=missing[0], host=socket.gethostname())
+
+    def poll(self) -> None:
+        """Take in what has happened since the last look, without waiting."""
+        try:
+            while self._line.poll(0):
+                match self._line.recv():
+                    case Born(rank, pid):
+                        self.pids[rank] = pid
+                        # A pid may be given to another process one day; this descriptor always means the rank.
+                        with contextlib.suppress(OSError):
+                            self._pidfds[rank] = os.pidfd_open(pid)
+                    case Ended() as ended:
+                        self.ended[ended.rank] = ended
+        except (EOFError, OSError):
+            if not self.lost:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._nursery.wait(1)
+                code = self._nursery.returncode
+                words = exit_words(code) if code is not None else "closed its socket"
+                self.lost = f"the process that ranks are forked from (pid {self._nursery.pid}) {words}"
+        # After the ends: what a rank that has ended wrote is all in its pipe by now.
+        for rank, descriptor in enumerate(self._report_reads):
+            if rank not in self.reports:
+                self._read_report(rank, descriptor)
+
+    def _read_report(self, rank: int, descriptor: int) -> None:
+        data = self._report_data[rank]
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(descriptor, _REPORT_PIPE_BYTES):
+                data += chunk
+        report = read_report(data)
+        if report is not None:
+            self.reports[rank] = report
+
+    def alive(self) -> list[int]:
+        """Return the ranks whose processes run, as far as the last `poll` knows."""
+        if self.lost:
+            return [rank for rank in self.pids if rank not in self.ended and self.state(rank)]
+        return [rank for rank in self.pids if rank not in self.ended]
+
+    def state(self, rank: int) -> str:
+        """Return the kernel's letter for what a rank does, "" when it is gone."""
+        return lineage.state(self.pids[rank]) if rank in self.pids and rank not in self.ended else ""
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank; one that is gone is no error."""
+        descriptor = self._pidfds.get(rank)
+        if descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+
+    def end(self, grace_seconds: float) -> list[int]:
+        """End all ranks: SIGTERM, then SIGKILL after the grace; at once for those that are stopped.
+
+        Returns the ranks that even SIGKILL did not end (stuck in the kernel).
+        """
+        self.poll()
+        for rank in self.alive():
+            stopped = self.state(rank) in ("T", "t")
+            self.send(rank, signal.SIGKILL if stopped else signal.SIGTERM)
+        self._wait_for_ends(grace_seconds)
+        for rank in self.alive():
+            self.send(rank, signal.SIGKILL)
+        self._wait_for_ends(5.0)
+        return self.alive()
+
+    def _wait_for_ends(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.alive() and time.monotonic() < deadline:
+            if self.lost:
+                time.sleep(0.01)
+            else:
+                self._line.poll(0.05)
+            self.poll()
+
+    def close(self) -> None:
+        """End the nursery and whatever the ranks left running; pass on the last output."""
+        self._line.close()
+        if not self.pids:
+            self._nursery.kill()  # it may be in the middle of a long import, with nothing to clear away
+        try:
+            self._nursery.wait(8)
+        except subprocess.TimeoutExpired:
+            self._nursery.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._nursery.wait(2)
+        if self._passthrough is not None:
+            self._passthrough.finish(0.5)
+        for descriptor in (*self._report_reads, *self._pidfds.values()):
+            os.close(descriptor)

@@ -1,0 +1,159 @@
+"""Run one function on every rank of a team, and bring home what they return."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from dure.errors import RankFailed, UsageError
+from dure.launch.rank import Call, Command, RankStart, Script
+from dure.launch.ranks import Ranks
+from dure.launch.stop import StopSignals
+from dure.run_folder import RunFolder
+
+# Imported once, before ranks are forked. DistributedDataParallel imports torch._dynamo when it is first made.
+TORCH = ("torch", "torch.distributed", "numpy")
+TORCH_WITH_DDP = (*TORCH, "torch.nn.parallel", "torch._dynamo")
+
+
+def run_team(
+    entry: str,
+    args: tuple[object, ...],
+    *,
+    ranks: int,
+    folder: RunFolder,
+    threads: int = 1,
+    hang_seconds: float,
+    port: int = 0,
+    on_tick: Callable[[], None] | None = None,
+    tee: bool = False,
+    preload: Sequence[str] = TORCH_WITH_DDP,
+    grace_seconds: float = 1.0,
+) -> list[object]:
+    """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
+
+    Ranks find torchrun's environment variables, `threads` threads, and their output in `folder.log(rank)`
+    (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
+    are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
+    all stacks are collected and the run is ended; `math.inf` never ends it.
+
+    Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
+    use; no process is left then. Call it from the main thread.
+    """
+    packed = pickle.dumps(args)
+    search_path = tuple(os.path.abspath(entry) for entry in sys.path)
+
+    def work(rank: int) -> Call:
+        return Call(entry, packed, threads, folder, search_path)
+
+    module = entry.partition(":")[0]
+    return launch(
+        work,
+        ranks=ranks,
+        folder=folder,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        preload=(*preload, module),
+        search_path=search_path,
+        hang_seconds=hang_seconds,
+        port=port,
+        on_tick=on_tick,
+        tee=tee,
+        grace_seconds=grace_seconds,
+    )
+
+
+def launch(
+    work: Callable[[int], Call | Script | Command],
+    *,
+    ranks: int,
+    folder: RunFolder,
+    env: Mapping[str, str],
+    preload: Sequence[str],
+    search_path: Sequence[str] | None,
+    hang_seconds: float,
+    port: int,
+    on_tick: Callable[[], None] | None,
+    tee: bool,
+    grace_seconds: float,
+) -> list[object]:
+    """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
+    if ranks < 1:
+        raise UsageError(f"{ranks} ranks cannot be started; use 1 or more.")
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
+    folder.create()
+    forget_last_run(folder, ranks)
+    env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", **env}
+    with StopSignals() as stop, listen(port) as listener:
+        logs = [folder.log(rank) for rank in range(ranks)]
+        processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
+        try:
+            with stop.obeyed_at_once():
+                _import_torch()  # on one core, while the nursery imports it on another
+            from dure.launch.agent import Plan, TeamAgent
+            from dure.launch.hang import HangWatch
+
+            def start(rank: int, rank_env: dict[str, str]) -> RankStart:
+                elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
+                whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.resolve())}
+                return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank))
+
+            returns = isinstance(work(0), Call)
+            plan = Plan(folder, start, returns, grace_seconds, on_tick)
+            watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
+            result = TeamAgent(listener, plan, processes, stop, watch).run()
+            if result is None:
+                raise RankFailed("the agent gave up", rank=-1, host=socket.gethostname())
+            return [result.return_values[rank] for rank in range(ranks)]
+        finally:
+            processes.end(grace_seconds)
+            processes.close()
+            _remove_empty(folder.stacks(rank) for rank in range(ranks))
+
+
+def listen(port: int) -> socket.socket:
+    """Bind the team's port on this host now, so that one in use is told before anything starts."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise UsageError(
+            f"port {port} on 127.0.0.1 cannot be used: {getattr(error, 'strerror', None) or error}. "
+            "Choose another port, or leave it out to get a free one."
+        ) from None
+    return listener
+
+
+def forget_last_run(folder: RunFolder, ranks: int) -> None:
+    """Remove what an earlier run in the same folder said about its ranks."""
+    for rank in range(ranks):
+        for path in (folder.error(rank), folder.stacks(rank), folder.pulse(rank)):
+            path.unlink(missing_ok=True)
+
+
+def _import_torch() -> None:
+    collecting = gc.isenabled()
+    gc.disable()  # an import only makes objects that stay
+    try:
+        import torch.distributed.elastic.agent.server.api  # noqa: F401
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _remove_empty(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if path.stat().st_size == 0:
+                path.unlink()
