@@ -26,7 +26,7 @@ def model(channels: int = 12) -> nn.Module:
 
 
 def pictures(seed: int, count: int = 805, noise: float = 1.0) -> TensorDataset:
-    """`count` pictures: waves across, waves down or both, shifted at random, under as much noise as picture."""
+    """`count` pictures: waves across, waves down or both, shifted at random, half hidden by noise."""
     dice = torch.Generator().manual_seed(seed)
     label = torch.randint(len(PATTERNS), (count,), generator=dice)
     shift = torch.randint(4, (2, count, 1, 1), generator=dice)

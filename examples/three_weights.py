@@ -1,12 +1,12 @@
 """Document 001's cat model: three weights, 400 photos, 4 ranks, one step, with the document's numbers.
 
-    weights at the start      ear 0.5   whiskers 0.3   eyes 0.2        the same on every rank
-    rank 0, photos 1-100         +0.1           +0.2       +0.3
-    rank 1, photos 101-200       +0.2           +0.1       +0.4        each rank's own average
-    rank 2, photos 201-300       +0.3           +0.3       +0.2
-    rank 3, photos 301-400       +0.2           +0.2       +0.3
-    all-reduce: average          +0.2           +0.2       +0.3        the same on every rank
-    weights after the step        0.7            0.5        0.5        the same on every rank
+weights at the start      ear 0.5   whiskers 0.3   eyes 0.2        the same on every rank
+rank 0, photos 1-100         +0.1           +0.2       +0.3
+rank 1, photos 101-200       +0.2           +0.1       +0.4        each rank's own average
+rank 2, photos 201-300       +0.3           +0.3       +0.2
+rank 3, photos 301-400       +0.2           +0.2       +0.3
+all-reduce: average          +0.2           +0.2       +0.3        the same on every rank
+weights after the step        0.7            0.5        0.5        the same on every rank
 """
 
 import torch
@@ -17,7 +17,7 @@ UPDATES = torch.tensor([[0.1, 0.2, 0.3], [0.2, 0.1, 0.4], [0.3, 0.3, 0.2], [0.2,
 
 
 class Cat(nn.Module):
-    """How much like a cat a photo looks: ear, whiskers and eyes, each as visible as it is times its weight."""
+    """How much like a cat a photo looks: ear, whiskers and eyes, as visible as each is, times its weight."""
 
     def __init__(self):
         super().__init__()

@@ -40,7 +40,7 @@ def model(width=48, layers=2, heads=4, dropout=0.1, longest=16) -> nn.Module:
 
 
 def counting(seed: int, sequences: int = 1003, longest: int = 16) -> TensorDataset:
-    """Sequences of 6 to `longest` tokens that count by 1 to 4, round and round; the answer is the next token."""
+    """Sequences of 6 to `longest` tokens counting by 1 to 4, round and round; the answer is what follows."""
     dice = torch.Generator().manual_seed(seed)
     start = torch.randint(TOKENS, (sequences, 1), generator=dice)
     stride = torch.randint(1, 5, (sequences, 1), generator=dice)

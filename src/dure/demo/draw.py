@@ -1,8 +1,8 @@
 """The demo's photos, as files: drawn once, the same bytes for the same seed, found again by the next run.
 
-    training_data/
-      train/      400 photos, half of them cats      labels.csv: file, label, kind
-      heldout/    100 more that training never sees  drawn.json: what was drawn, with which dice
+training_data/
+  train/      400 photos, half of them cats      labels.csv: file, label, kind
+  heldout/    100 more that training never sees  drawn.json: what was drawn, with which dice
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ class Drawn:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path} is not a record of drawn photos ({error}); remove the folder.") from error
+            raise UsageError(
+                f"{path} is not a record of drawn photos ({error}); remove the folder."
+            ) from error
 
     def differences(self, other: Drawn) -> str:
         """In words: what `other` has instead."""
         mine, theirs = asdict(self), asdict(other)
-        return ", ".join(f"{name} {mine[name]} → {theirs[name]}" for name in mine if mine[name] != theirs[name])
+        return ", ".join(
+            f"{name} {mine[name]} → {theirs[name]}" for name in mine if mine[name] != theirs[name]
+        )
 
 
 @dataclass(frozen=True)
@@ -91,19 +95,23 @@ def _to_stderr(message: str) -> None:
 def draw_photos(folder: Path, count: int = 400, seed: int = 0, say: Say = _to_stderr) -> list[Path]:
     """Make `folder` hold `count` photos, half of them cats, and a `labels.csv`; returns the photos' paths.
 
-    A folder that has them all is left as it is. One that was drawn with other arguments is drawn anew, and one
-    with missing photos is completed; `say` is told which. Files that were not drawn here are never touched.
+    A folder that has them all is left as it is. One that was drawn with other arguments is drawn anew, and
+    one with missing photos is completed; `say` is told which. Other files in it are never touched.
     """
     if count < 2 or count % 2:
-        raise UsageError(f"{count} photos cannot be half cats, half others; ask for an even number from 2 up.")
+        raise UsageError(
+            f"{count} photos cannot be half cats, half others; ask for an even number from 2 up."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; the photos need a folder of that name, or choose another.")
     wanted, found = Drawn(seed, count), Drawn.read(folder)
     photos = [Photo(index) for index in range(count)]
     paths = [folder / photo.file for photo in photos]
 
     if found is None:
-        own = next((path for path in paths if path.exists()), None)
-        if own is not None:
-            raise UsageError(f"{own} is in the way: {folder} was not drawn by dure; choose another folder.")
+        theirs = next((path for path in (*paths, folder / "labels.csv") if path.exists()), None)
+        if theirs is not None:
+            raise UsageError(f"{theirs} is in the way, and was not drawn here; choose another folder.")
         folder.mkdir(parents=True, exist_ok=True)
     elif found != wanted:
         say(f"{folder}: drawing again ({found.differences(wanted)})")
