@@ -187,7 +187,7 @@ class LoadedJob:
     @property
     def storage(self) -> Path:
         """The shared storage's folder."""
-        return (self.folder / self.job.storage).resolve()
+        return self.folder / self.job.storage
 
     def arguments(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Factory arguments with `{storage}` filled in."""
@@ -218,7 +218,7 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None) -> LoadedJob
         job = Job.model_validate(raw)
     except ValidationError as error:
         raise JobError(f"{path}: {_explain(error)}") from None
-    return LoadedJob(job, path.resolve().parent, sources)
+    return LoadedJob(job, path.absolute().parent, sources)
 
 
 def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:

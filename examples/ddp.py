@@ -1,0 +1,1 @@
+../src/dure/demo/ddp.py
