@@ -111,7 +111,7 @@ class Batches:
         self._collate = collate
         self._loader: DataLoader[Any] = DataLoader(
             _SeededSamples(dataset, plan.seed, place),
-            batch_sampler=_Keys(plan, start, steps),  # type: ignore[arg-type]
+            batch_sampler=_Keys(plan, start, steps),
             num_workers=workers,
             collate_fn=collate or default_collate,
             prefetch_factor=max(2, plan.accumulate * 2) if workers else None,
@@ -163,7 +163,9 @@ def check_dataset(dataset: object, key: str, seed: int) -> int:
             "neither the split nor a resume could be exact. Give a map-style dataset (__len__ and __getitem__)"
         )
     if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
-        raise JobError(f"{key}: a {type(dataset).__name__} is not a dataset; it needs __len__ and __getitem__")
+        raise JobError(
+            f"{key}: a {type(dataset).__name__} is not a dataset; it needs __len__ and __getitem__"
+        )
     if len(dataset) == 0:
         raise JobError(f"{key}: the dataset is empty; there is nothing to train on")
     samples = _SeededSamples(dataset, seed, "sample")  # type: ignore[arg-type]
@@ -201,7 +203,7 @@ class _SeededSamples(Dataset[Any]):
         self._seed = seed
         self._place = place
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:  # noqa: ANN401
+    def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, sample = key
         plant(seed_of(self._seed, self._place, epoch, sample))
         return self._dataset[sample]

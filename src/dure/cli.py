@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -32,11 +32,15 @@ app = typer.Typer(
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure, side by side with named peers.", rich_markup_mode=None)
+bench = typer.Typer(
+    no_args_is_help=True, help="Measure, side by side with named peers.", rich_markup_mode=None
+)
 app.add_typer(bench, name="bench")
 
 Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
-RunDir = Annotated[Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")]
+RunDir = Annotated[
+    Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
@@ -46,7 +50,9 @@ Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a 
     epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 130/143 stopped by a signal."
 )
 def train(
-    job: Annotated[Path, typer.Argument(help="What to train: a TOML file; examples/cats.toml is one to start from.")],
+    job: Annotated[
+        Path, typer.Argument(help="What to train: a TOML file; examples/cats.toml is one to start from.")
+    ],
     ranks: Ranks = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
@@ -90,14 +96,18 @@ def run(
     from dure.launch import run_script
 
     folder = _new_run(run_dir, Path(target).stem)
-    code = run_script(target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port)
+    code = run_script(
+        target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
+    )
     raise typer.Exit(code)
 
 
 @app.command()
 def demo(
     ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
-    storage: Annotated[Path, typer.Option(help="The shared-storage folder to draw the photos into.")] = Path("shared"),
+    storage: Annotated[Path, typer.Option(help="The shared-storage folder to draw the photos into.")] = Path(
+        "shared"
+    ),
     run_dir: RunDir = None,
     as_json: Json = False,
     lang: Lang = None,
@@ -123,7 +133,7 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
     team = loaded.job.team
     display = Display(folder, team.ranks, chosen_language(lang))
     try:
-        results = run_team(
+        results: list[Any] = run_team(
             "dure.train:run_rank",
             (loaded.to_json(), str(folder.path)),
             ranks=team.ranks,
@@ -135,7 +145,7 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
         )
     finally:
         display.close()
-    inside = sum(results[0].seconds.values())  # type: ignore[attr-defined]
+    inside = sum(results[0].seconds.values())
     summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
     text = json.dumps(summary.as_json())
     try:
@@ -185,7 +195,7 @@ def main() -> None:
         _fail(failed)
     except DureError as error:
         _fail(error)
-    except _usage_errors() as error:
+    except _click_error() as error:
         error.show()
         sys.exit(2)
 
@@ -195,7 +205,7 @@ def _fail(error: DureError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _usage_errors() -> type[Exception]:
+def _click_error() -> type[Any]:
     import click
 
     return click.ClickException
@@ -233,7 +243,9 @@ def _new_run(run_dir: Path | None, name: str) -> RunFolder:
     try:
         folder.create()
     except OSError as error:
-        raise UsageError(f"cannot make the run folder {path}: {error.strerror}; give another --run-dir") from None
+        raise UsageError(
+            f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
+        ) from None
     return folder
 
 

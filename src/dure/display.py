@@ -40,7 +40,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Display:
     """Follows rank 0's events; `tick` is called by the launcher, and never waits."""
 
-    def __init__(self, folder: RunFolder, ranks: int, language: Language, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder, ranks: int, language: Language, stream: TextIO | None = None
+    ) -> None:
         self._folder = folder
         self._ranks = ranks
         self._word = _WORDS[language]

@@ -1,14 +1,14 @@
 """The exceptions of `dure`, each with the exit code its command ends with.
 
-    DureError                 1   training failed
-    ├── UsageError            2   the command line is wrong
-    │   └── JobError          2   the job file, or a thing it names, is wrong
-    ├── ModelRefused          2   the model does something that cannot be exact
-    ├── RankFailed            1   a rank raised, was killed or hung; names the first cause
-    ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
-    ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
-    ├── ReplicasDiffer        3   fingerprints that must agree do not
-    └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
+DureError                 1   training failed
+├── UsageError            2   the command line is wrong
+│   └── JobError          2   the job file, or a thing it names, is wrong
+├── ModelRefused          2   the model does something that cannot be exact
+├── RankFailed            1   a rank raised, was killed or hung; names the first cause
+├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
+├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
+├── ReplicasDiffer        3   fingerprints that must agree do not
+└── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class StoppedAtOnce(DureError):
 class RankFailed(DureError):
     """The first rank that failed, with its own story; the other ranks' aftermath is left out."""
 
-    def __init__(
-        self, message: str, *, rank: int, host: str, details: str = "", exit_code: int = 1
-    ) -> None:
+    def __init__(self, message: str, *, rank: int, host: str, details: str = "", exit_code: int = 1) -> None:
         super().__init__(message)
         self.rank = rank
         self.host = host

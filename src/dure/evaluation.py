@@ -57,6 +57,6 @@ def evaluate(
         group.sum(sums, "adding up the evaluation")
     metrics = {}
     for at, name in enumerate(measures):
-        total, count = (tree.tree_sum(sums[at, what].tolist()) for what in range(2))
-        metrics[name] = total / count if count else float("nan")
+        whole, over = (tree.tree_sum(sums[at, what].tolist()) for what in range(2))
+        metrics[name] = whole / over if over else float("nan")
     return Judged(metrics, samples, mark)

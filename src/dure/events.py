@@ -159,7 +159,8 @@ class Recorder:
                 self.lost += len(batch)
                 if not told:
                     print(
-                        f"dure: cannot record events in {self.path}: {error}; training goes on", file=sys.stderr
+                        f"dure: cannot record events in {self.path}: {error}; training goes on",
+                        file=sys.stderr,
                     )
                 told = True
             if closing and not self._buffer:

@@ -22,7 +22,9 @@ def find(reference: str, key: str, folder: Path) -> Callable[..., Any]:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            offered = ", ".join(n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n)))
+            offered = ", ".join(
+                n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))
+            )
             raise JobError(f"{key}: {place} has no {name}; it has {offered or 'nothing to call'}")
         found = getattr(found, part)
     if not callable(found):
@@ -30,7 +32,7 @@ def find(reference: str, key: str, folder: Path) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def make(reference: str, key: str, folder: Path, arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def make(reference: str, key: str, folder: Path, arguments: Mapping[str, Any]) -> Any:
     """Call the factory; what it raises becomes one line that names it."""
     factory = find(reference, key, folder)
     try:
@@ -55,7 +57,8 @@ def _load_file(path: Path, key: str) -> ModuleType:
     if not path.is_file():
         raise JobError(f"{key}: there is no file {path}")
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -70,4 +73,6 @@ def _load_module(name: str, key: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise JobError(f"{key}: the module {name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise JobError(
+            f"{key}: the module {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error

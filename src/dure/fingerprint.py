@@ -54,4 +54,4 @@ def _feed(digest: _Hash, named: Iterable[tuple[str, torch.Tensor]]) -> None:
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes; no copy for a contiguous tensor on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from dure.errors import JobError
 
@@ -174,7 +182,11 @@ class LoadedJob:
     def to_json(self) -> str:
         """The whole value as text, for the ranks and for the run folder."""
         return json.dumps(
-            {"job": self.job.model_dump(mode="json"), "folder": str(self.folder), "sources": dict(self.sources)},
+            {
+                "job": self.job.model_dump(mode="json"),
+                "folder": str(self.folder),
+                "sources": dict(self.sources),
+            },
             indent=1,
         )
 
@@ -202,7 +214,9 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None) -> LoadedJob
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise JobError(f"there is no job file {path}; see `dure train --help` for one to start from") from None
+        raise JobError(
+            f"there is no job file {path}; see `dure train --help` for one to start from"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(f"cannot read the job file {path}: {error}") from None
     try:
@@ -243,7 +257,7 @@ def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return values
 
 
-def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:  # noqa: ANN401
+def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:
     *outer, last = dotted.split(".")
     table = raw
     for name in outer:
@@ -267,12 +281,16 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(_explain_one(problem["type"], problem["loc"], problem) for problem in error.errors())
 
 
-def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> str:  # noqa: ANN401
+def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> str:
     dotted = ".".join(str(part) for part in location)
     if kind == "extra_forbidden":
         names = _names_at(location[:-1])
         close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
-        hint = f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])}?" if close else f"known: {', '.join(names)}"
+        hint = (
+            f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])}?"
+            if close
+            else f"known: {', '.join(names)}"
+        )
         return f"unknown key {dotted}; {hint}"
     if kind == "missing":
         return f"{dotted} is missing"

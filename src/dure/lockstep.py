@@ -219,7 +219,7 @@ def compute_loss(module: torch.nn.Module, part: object, loss: LossSum, setting: 
     return loss(output, target)
 
 
-def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:  # noqa: ANN401
+def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
     """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict)."""
     low = setting.precision == "bf16"
     with torch.autocast(setting.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext():
@@ -241,7 +241,7 @@ def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
     return _to(inputs, device), _to(target, device)
 
 
-def _to(value: Any, device: torch.device) -> Any:  # noqa: ANN401
+def _to(value: Any, device: torch.device) -> Any:
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):

@@ -63,7 +63,7 @@ def as_sum(loss: Callable[[Any, Any], Any] | str) -> LossSum:
     if isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.MSELoss) and _is_plain(loss):
         return cross_entropy if isinstance(loss, torch.nn.CrossEntropyLoss) else mse
 
-    def summed(output: Any, target: Any) -> SumAndCount:  # noqa: ANN401
+    def summed(output: Any, target: Any) -> SumAndCount:
         result = loss(output, target)
         if isinstance(result, tuple):
             total, count = result

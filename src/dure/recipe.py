@@ -57,4 +57,8 @@ def recipe_hash(recipe: dict[str, Any]) -> str:
 
 
 def _blas() -> list[bool]:
-    return [torch.backends.mkl.is_available(), torch.backends.mkldnn.is_available(), torch.backends.openmp.is_available()]
+    return [
+        torch.backends.mkl.is_available(),
+        torch.backends.mkldnn.is_available(),
+        torch.backends.openmp.is_available(),
+    ]

@@ -32,7 +32,9 @@ def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
             raise ModelRefused(f"{where} has sparse gradients, which the tree cannot add; use sparse=False")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            raise ModelRefused(f"{name} has no shape yet (a lazy module); run one forward pass in the factory")
+            raise ModelRefused(
+                f"{name} has no shape yet (a lazy module); run one forward pass in the factory"
+            )
 
 
 def wrap(module: torch.nn.Module, *, find_unused: bool) -> DistributedDataParallel:
@@ -125,7 +127,10 @@ class ProbeResult:
         """What any rank learned."""
         everyones = [json.loads(text) for text in group.gather(json.dumps(vars(self)), "the start-up probe")]
         return ProbeResult(
-            *(tuple(sorted({name for one in everyones for name in one[what]})) for what in ("unused", "written"))
+            *(
+                tuple(sorted({name for one in everyones for name in one[what]}))
+                for what in ("unused", "written")
+            )
         )
 
 
@@ -150,7 +155,9 @@ def probe(
         used = [(name, g) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
         for name, gradient in used:
             if gradient.is_sparse:
-                raise ModelRefused(f"{name} has a sparse gradient, which the tree cannot add; use sparse=False")
+                raise ModelRefused(
+                    f"{name} has a sparse gradient, which the tree cannot add; use sparse=False"
+                )
         return fingerprint([("loss", loss), *used, *module.named_buffers()]), gradients
 
     # torch.compile and a dispatch mode do not go together; a compiled model's collectives are its own affair.
@@ -162,7 +169,9 @@ def probe(
     again, _ = computed(shard_loss)
     replaced = [name for name, buffer in module.named_buffers() if identities.get(name) != id(buffer)]
     if replaced:
-        raise ModelRefused(f"the forward pass replaces the buffer {replaced[0]}; write into it instead (copy_)")
+        raise ModelRefused(
+            f"the forward pass replaces the buffer {replaced[0]}; write into it instead (copy_)"
+        )
     buffers.restore()
     if again != first:
         raise ModelRefused(
@@ -181,9 +190,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 class _NoCollectives(TorchDispatchMode):
     """Refuses collectives inside the forward and backward pass, by name."""
 
-    def __torch_dispatch__(  # type: ignore[override]
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             raise ModelRefused(
                 f"the model calls the collective {func} in its forward or backward pass; shards are computed one "

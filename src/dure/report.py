@@ -69,7 +69,9 @@ class Summary:
         return asdict(self)
 
 
-def summarize(folder: RunFolder, job: Job, results: Sequence[RankResult], seconds: dict[str, float]) -> Summary:
+def summarize(
+    folder: RunFolder, job: Job, results: Sequence[RankResult], seconds: dict[str, float]
+) -> Summary:
     """Join what the ranks came to. `seconds` are the launcher's own phases."""
     first = results[0]
     train = max(result.seconds["train"] for result in results)
@@ -249,7 +251,10 @@ def _weights_rows(summary: Summary, word: dict[str, str]) -> list[tuple[str, str
         own = f"  {_metrics_line(summary.metrics_by_rank[rank])}" if summary.metrics_by_rank else ""
         last = rank == len(summary.fingerprints) - 1
         rows.append(
-            (word["weights"] if rank == 0 else "", f"rank {rank}  {fingerprint}{own}{f'  {verdict}' if last else ''}")
+            (
+                word["weights"] if rank == 0 else "",
+                f"rank {rank}  {fingerprint}{own}{f'  {verdict}' if last else ''}",
+            )
         )
     return rows
 

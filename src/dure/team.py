@@ -67,7 +67,9 @@ def start(
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
     world = read_world(os.environ, **given)
     if world.size > shards:
-        raise UsageError(f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks")
+        raise UsageError(
+            f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
+        )
     torch.set_num_threads(threads)
     join_world(world, deadline_seconds=hang_seconds + 30.0)
     chosen = _choose_device(device, world)
@@ -230,7 +232,9 @@ class Team:
         cut = Split(samples, batch, self.setting.shards)
         rank, ranks = (self.rank, self.world.size) if sync else (0, 1)
         plan = Plan(cut, rank, ranks, self.setting.seed, shuffle=False)
-        batches = Batches(dataset, plan, steps=cut.steps, workers=workers, collate=collate, place="eval sample")
+        batches = Batches(
+            dataset, plan, steps=cut.steps, workers=workers, collate=collate, place="eval sample"
+        )
         summed = {name: as_sum(measure) for name, measure in measures.items()}
         return evaluate(model.module, batches, summed, self.setting, self.group if sync else None)
 
@@ -289,7 +293,9 @@ def _choose_device(wanted: str, world: World) -> torch.device:
     """CUDA where every local rank has a device of its own, else the CPU."""
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cuda" and there < world.local_size:
-        raise UsageError(f"device is cuda, but {socket.gethostname()} has {there} for {world.local_size} ranks; use cpu")
+        raise UsageError(
+            f"device is cuda, but {socket.gethostname()} has {there} for {world.local_size} ranks; use cpu"
+        )
     if wanted == "cuda" or (wanted == "auto" and there >= world.local_size):
         return torch.device("cuda", world.local_rank)
     return torch.device("cpu")

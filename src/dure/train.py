@@ -94,7 +94,11 @@ class Run:
             self.record(batch, outcome, norm, time.perf_counter() - updating)
             if job.train.prove_every and self.steps_done % job.train.prove_every == 0:
                 self.prove()
-            if batch.last_of_epoch and job.eval.every_epochs and (batch.epoch + 1) % job.eval.every_epochs == 0:
+            if (
+                batch.last_of_epoch
+                and job.eval.every_epochs
+                and (batch.epoch + 1) % job.eval.every_epochs == 0
+            ):
                 judging += self.evaluate()
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
@@ -149,7 +153,11 @@ class Run:
             self.metrics = judged.metrics
             self.recorder.record(
                 events.Evaluated(
-                    self.steps_done - 1, judged.metrics, judged.samples, len(self.eval_data), f"{judged.mark:016x}"
+                    self.steps_done - 1,
+                    judged.metrics,
+                    judged.samples,
+                    len(self.eval_data),
+                    f"{judged.mark:016x}",
                 )
             )
         return time.perf_counter() - began
@@ -186,7 +194,7 @@ class Run:
     def _own_fingerprint(self) -> str:
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
 
-    def _make(self, key: str, reference: str, args: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _make(self, key: str, reference: str, args: dict[str, Any]) -> Any:
         return factory.make(reference, key, self.loaded.folder, self.loaded.arguments(args))
 
     def _named(self, name: str, key: str, known: dict[str, LossSum]) -> LossSum:
@@ -194,7 +202,7 @@ class Run:
             return known[name]
         return as_sum(factory.find(name, key, self.loaded.folder))
 
-    def _collate(self) -> Any:  # noqa: ANN401
+    def _collate(self) -> Any:
         reference = self.loaded.job.data.collate
         return factory.find(reference, "data.collate", self.loaded.folder) if reference else None
 

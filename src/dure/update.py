@@ -21,12 +21,15 @@ _REFUSED_SCHEDULES = {"ReduceLROnPlateau": "it is not a function of the step"}
 
 def make_optimizer(train: Train, module: torch.nn.Module) -> torch.optim.Optimizer:
     """The job's optimizer over the parameters that require gradients, fused where torch offers it."""
-    kind = _by_name(torch.optim, torch.optim.Optimizer, train.optimizer, "train.optimizer", _REFUSED_OPTIMIZERS)
+    kind = _by_name(
+        torch.optim, torch.optim.Optimizer, train.optimizer, "train.optimizer", _REFUSED_OPTIMIZERS
+    )
     arguments: dict[str, Any] = {"lr": train.lr, **train.optimizer_args}
     if "fused" in inspect.signature(kind).parameters and "foreach" not in arguments:
         arguments.setdefault("fused", True)
     try:
-        return kind(_groups(train, module), **arguments)
+        made: torch.optim.Optimizer = kind(_groups(train, module), **arguments)
+        return made
     except (TypeError, ValueError, RuntimeError) as error:
         raise JobError(f"train.optimizer_args do not fit {train.optimizer}: {error}") from error
 
@@ -63,7 +66,7 @@ class UsedParameters:
         self._parameters = list(parameters)
         self.used = torch.zeros(len(self._parameters), dtype=torch.uint8)
         for at, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, at=at: self._mark(at))  # type: ignore[misc]
+            parameter.register_post_accumulate_grad_hook(lambda _, at=at: self._mark(at))
 
     def _mark(self, at: int) -> None:
         self.used[at] = 1
@@ -98,7 +101,7 @@ def _groups(train: Train, module: torch.nn.Module) -> list[dict[str, Any]]:
     return [{"params": found, **args} for found, args in zip(members, settings, strict=True) if found]
 
 
-def _by_name(module: Any, base: type, name: str, key: str, refused: dict[str, str]) -> Any:  # noqa: ANN401
+def _by_name(module: Any, base: type, name: str, key: str, refused: dict[str, str]) -> Any:
     """A class of a torch module, or an error that lists what there is."""
     if name in refused:
         raise JobError(f"{key} = {name!r} is refused: {refused[name]}")
@@ -108,5 +111,7 @@ def _by_name(module: Any, base: type, name: str, key: str, refused: dict[str, st
         if inspect.isclass(kind) and issubclass(kind, base) and kind is not base and not found.startswith("_")
     }
     if name not in offered:
-        raise JobError(f"{key} = {name!r} is not there; torch has {', '.join(sorted(set(offered) - set(refused)))}")
+        raise JobError(
+            f"{key} = {name!r} is not there; torch has {', '.join(sorted(set(offered) - set(refused)))}"
+        )
     return offered[name]

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from dure.errors import PeerLost, UsageError
 from dure.world import World
@@ -24,7 +25,7 @@ def join_world(world: World, deadline_seconds: float) -> None:
         return
     timeout = timedelta(seconds=deadline_seconds)
     if world.size == 1:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     if _is_loopback(world.leader_host):
         # A host name that resolves to nothing, or to another interface, must not matter on one machine.
@@ -34,16 +35,16 @@ def join_world(world: World, deadline_seconds: float) -> None:
         return
     store = _meet(world)
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore("dure", store), rank=world.rank, world_size=world.size, timeout=timeout
+        "gloo", store=PrefixStore("dure", store), rank=world.rank, world_size=world.size, timeout=timeout
     )
 
 
-def _meet(world: World) -> dist.TCPStore:
+def _meet(world: World) -> TCPStore:
     """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
     deadline = timedelta(seconds=JOIN_SECONDS)
     where = f"{world.leader_host}:{world.leader_port}"
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             world.leader_host,
             world.leader_port,
             world.size,
@@ -68,8 +69,12 @@ def _meet(world: World) -> dist.TCPStore:
 def _cannot_meet(world: World, error: Exception) -> UsageError | PeerLost:
     where = f"{world.leader_host}:{world.leader_port}"
     if "EADDRINUSE" in str(error):
-        return UsageError(f"port {world.leader_port} on {world.leader_host} is in use; choose another, for all ranks")
-    return PeerLost(f"rank {world.rank} cannot reach rank 0 at {where} within {JOIN_SECONDS:.0f} s: {_first_line(error)}")
+        return UsageError(
+            f"port {world.leader_port} on {world.leader_host} is in use; choose another, for all ranks"
+        )
+    return PeerLost(
+        f"rank {world.rank} cannot reach rank 0 at {where} within {JOIN_SECONDS:.0f} s: {_first_line(error)}"
+    )
 
 
 def _first_line(error: Exception) -> str:

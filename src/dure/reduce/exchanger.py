@@ -27,7 +27,9 @@ class Pieces:
         runs = (shards_of_rank(rank, ranks, shards) for rank in range(ranks))
         return cls(
             tuple(
-                tuple(tree.subtrees(range(run.start, min(run.stop, active)), active)) if run.start < active else ()
+                tuple(tree.subtrees(range(run.start, min(run.stop, active)), active))
+                if run.start < active
+                else ()
                 for run in runs
             ),
             active,
@@ -42,9 +44,7 @@ class Pieces:
 class Exchanger(Protocol):
     """Adds everyone's pieces in tree order."""
 
-    def exchange(
-        self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor
-    ) -> None:
+    def exchange(self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor) -> None:
         """Put `scale` × the sum of all ranks' pieces into `out`, the same bits on every rank.
 
         `own` are this rank's pieces from left to right, flat, as long as `out`; none on an idle rank.
@@ -56,9 +56,7 @@ class Exchanger(Protocol):
 class Alone:
     """No exchange: a rank's own shards are all there is (one rank, or `sync = false`)."""
 
-    def exchange(
-        self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor
-    ) -> None:
+    def exchange(self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor) -> None:
         """See `Exchanger`."""
         total = own[0]
         for piece in own[1:]:
@@ -77,9 +75,7 @@ class OverGloo:
         self._rank = rank
         self._ranks = ranks
 
-    def exchange(
-        self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor
-    ) -> None:
+    def exchange(self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor) -> None:
         """See `Exchanger`."""
         width = -(-out.numel() // self._ranks)
         held = [len(pieces) for pieces in shape.by_rank]

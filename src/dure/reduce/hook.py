@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 
 from dure.errors import PeerLost
 from dure.exchange.group import Group
@@ -80,7 +80,7 @@ class GradientExchange:
         self._step = step
         self._tasks.put(lambda: self._meet_totals(step))
 
-    def hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Hand a bucket to the communication thread and return at once."""
         step = self._step
         assert step is not None, "a synchronised backward pass outside of a step"
@@ -142,7 +142,7 @@ class GradientExchange:
             future.set_result(buffer)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
             self._failure = self._failure or failure
-            future.set_exception(RuntimeError(str(failure)))
+            future.set_exception(RuntimeError(str(failure)))  # type: ignore[arg-type]
 
     def _own_pieces(
         self,
