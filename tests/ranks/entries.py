@@ -1,5 +1,6 @@
-"""What ranks do in the tests. Imported in the ranks."""
+"""What ranks do in the tests. Imported in the ranks; torch only where it is needed, so that most start at once."""
 
+import atexit
 import datetime
 import os
 import signal
@@ -7,9 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
 
 from dure.errors import JobError, ReplicasDiffer
 from dure.pulse import Phase, Pulse
@@ -22,6 +20,8 @@ def rank() -> int:
 
 
 def square(number):
+    import torch
+
     print(f"rank {rank()} squares {number}")
     print("to stderr", file=sys.stderr)
     return rank(), number * number, torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.getcwd()
@@ -32,6 +32,9 @@ def big():
 
 
 def all_reduce():
+    import torch
+    import torch.distributed as dist
+
     dist.init_process_group("gloo")
     total = torch.tensor([float(rank())])
     dist.all_reduce(total)
@@ -40,6 +43,9 @@ def all_reduce():
 
 
 def raise_while_others_wait(failing):
+    import torch
+    import torch.distributed as dist
+
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     dist.barrier()
     if rank() == failing:
@@ -74,18 +80,16 @@ def unpicklable():
     return threading.Lock()
 
 
-def linger():
+def linger(seconds):
     """Return, but leave behind what keeps a process from ending."""
-    import atexit
-
-    atexit.register(time.sleep, 0.5 if rank() else 0)
+    atexit.register(time.sleep, seconds if rank() else 0)
     return rank()
 
 
-def note_pid_and_wait(folder, *, ignore_sigterm=False, child=False):
-    if ignore_sigterm:
+def wait(folder, options):
+    if options.get("ignore_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if child and os.fork() == 0:
+    if options.get("child") and os.fork() == 0:
         note(folder, f"child-{rank()}")
         time.sleep(600)
     note(folder, f"rank-{rank()}")

@@ -22,13 +22,13 @@ def folder(tmp_path):
 
 
 def run(entry, *args, folder, ranks=2, **options):
-    options = {"hang_seconds": 60, "preload": TORCH, **options}
+    options = {"hang_seconds": 60, "preload": (), **options}
     return run_team(f"entries:{entry}", args, ranks=ranks, folder=folder, **options)
 
 
 def test_values_come_home_in_rank_order_and_output_is_in_each_ranks_log(folder, capfd):
     ticks = []
-    values = run("square", 7, folder=folder, ranks=3, threads=2, on_tick=lambda: ticks.append(1))
+    values = run("square", 7, folder=folder, ranks=3, threads=2, preload=TORCH, on_tick=lambda: ticks.append(1))
     assert values == [(rank, 49, 2, "2", os.getcwd()) for rank in range(3)]
     for rank in range(3):
         assert folder.log(rank).read_text() == f"rank {rank} squares 7\nto stderr\n"
@@ -38,7 +38,7 @@ def test_values_come_home_in_rank_order_and_output_is_in_each_ranks_log(folder, 
 
 
 def test_teed_output_is_on_the_console_too(folder, capfd):
-    run("square", 7, folder=folder, tee=True)
+    run("square", 7, folder=folder, tee=True, preload=TORCH)
     captured = capfd.readouterr()
     assert sorted(captured.out.splitlines()) == ["rank 0 squares 7", "rank 1 squares 7"]
     assert captured.err.splitlines() == ["to stderr"] * 2
@@ -50,12 +50,12 @@ def test_large_values_come_home_whole(folder):
 
 
 def test_ranks_meet_through_the_agents_store(folder):
-    assert run("all_reduce", folder=folder, ranks=4) == [6.0] * 4
+    assert run("all_reduce", folder=folder, ranks=4, preload=TORCH) == [6.0] * 4
 
 
 def test_the_rank_that_raised_is_the_cause_not_those_that_waited_for_it(folder):
     with pytest.raises(RankFailed) as failure:
-        run("raise_while_others_wait", 2, folder=folder, ranks=4)
+        run("raise_while_others_wait", 2, folder=folder, ranks=4, preload=TORCH)
     assert failure.value.rank == 2
     assert failure.value.host == socket.gethostname()
     assert str(failure.value).endswith("failed: ValueError: the cause")
@@ -102,7 +102,13 @@ def test_a_function_that_does_not_exist_is_named(folder):
 
 
 def test_ranks_may_take_a_moment_to_leave(folder):
-    assert run("linger", folder=folder) == [0, 1]
+    assert run("linger", 0.5, folder=folder) == [0, 1]
+
+
+def test_a_rank_that_returns_but_never_ends_is_told(folder, monkeypatch):
+    monkeypatch.setattr("dure.launch.agent._EXIT_SECONDS", 1.0)
+    with pytest.raises(RankFailed, match="rank 1 .* returned, but its process did not end within 1 s"):
+        run("linger", 600, folder=folder)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(folder):
@@ -119,7 +125,7 @@ def test_a_port_that_is_free_is_used(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert run("all_reduce", folder=folder, port=port) == [1.0, 1.0]
+    assert run("all_reduce", folder=folder, port=port, preload=TORCH) == [1.0, 1.0]
 
 
 def test_a_slow_team_whose_pulse_moves_is_left_alone(folder):
