@@ -31,7 +31,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from dure.errors import RankFailed
-from dure.launch.failure import Fault, RankError, Weight, fault_of, first_cause, rank_failed
+from dure.launch.failure import Fault, RankError, Weight, fault_of, first_cause, rank_failed, tail
 from dure.launch.hang import HangWatch
 from dure.launch.rank import RankStart, Returned
 from dure.launch.ranks import Ranks
@@ -138,6 +138,7 @@ class TeamAgent(SimpleElasticAgent):
         self._stop = stop
         self._watch = watch
         self._ticked_at = 0.0
+        self._leaving: dict[int, float] = {}
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         starts = []
@@ -165,6 +166,7 @@ class TeamAgent(SimpleElasticAgent):
             return RunResult(state=WorkerState.SUCCEEDED, return_values=self._values())
         if ranks.lost:
             raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())
+        self._hurry_leavers()
         if self._watch is not None:
             self._watch.look()
         return RunResult(state=WorkerState.HEALTHY)
@@ -195,6 +197,22 @@ class TeamAgent(SimpleElasticAgent):
             return
         log = self._plan.folder.log(cause.rank)
         raise rank_failed(cause, log, returned=isinstance(self._ranks.reports.get(cause.rank), Returned))
+
+    def _hurry_leavers(self) -> None:
+        """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""
+        now = time.monotonic()
+        for rank in self._ranks.alive():
+            if rank in self._ranks.reports:
+                since = self._leaving.setdefault(rank, now)
+                if now - since > _EXIT_SECONDS:
+                    host, log = socket.gethostname(), self._plan.folder.log(rank)
+                    raise RankFailed(
+                        f"rank {rank} on {host} returned, but its process did not end within "
+                        f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? Its output: {log}",
+                        rank=rank,
+                        host=host,
+                        details=tail(log),
+                    )
 
     def _values(self) -> dict[int, Any]:
         values: dict[int, Any] = {}

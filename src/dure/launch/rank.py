@@ -187,9 +187,9 @@ def _fresh_randomness() -> None:
 
 
 def _limit_threads(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+    # OMP_NUM_THREADS says it too, to a torch that is yet to be imported.
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def _send(report: int, words: Returned | RankError) -> None:

@@ -1,0 +1,207 @@
+"""Whoever is killed, stopped or hung: it is told at once, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+RANKS_FOLDER = Path(__file__).parents[1] / "ranks"
+sys.path.insert(0, str(RANKS_FOLDER))
+
+from dure.errors import RankFailed
+from dure.launch import run_team
+from dure.run_folder import RunFolder
+
+LAUNCHER = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    from dure.errors import DureError
+    from dure.launch import run_team
+    from dure.run_folder import RunFolder
+    folder, ranks, options = Path(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3])
+    try:
+        run_team("entries:wait", (folder, options), ranks=ranks, folder=RunFolder(folder / "run"),
+                 hang_seconds=300, preload=())
+    except DureError as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(error.exit_code)
+""")
+
+
+def appear(path, seconds=100.0):
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+    return int(path.read_text())
+
+
+def all_gone(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def team(tmp_path):
+    """Start a launcher in a process of its own; give it, its ranks' pids and those of all its descendants."""
+    shared = set(os.listdir("/dev/shm"))
+    started = []
+
+    def start(ranks=2, **options):
+        path = os.pathsep.join([str(RANKS_FOLDER), *sys.path])
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, str(tmp_path), str(ranks), repr(options)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        pids = [appear(tmp_path / f"rank-{rank}") for rank in range(ranks)]
+        if options.get("child"):
+            pids += [appear(tmp_path / f"child-{rank}") for rank in range(ranks)]
+        descendants = [child.pid for child in psutil.Process(launcher.pid).children(recursive=True)]
+        assert set(pids) <= set(descendants)
+        started.append((launcher, descendants))
+        return launcher, pids, descendants
+
+    yield start
+    for launcher, descendants in started:
+        try:
+            all_gone([launcher.pid, *descendants], 5)
+        finally:
+            launcher.kill()
+            launcher.communicate(timeout=30)
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def end_of(launcher, seconds):
+    began = time.monotonic()
+    output = launcher.communicate(timeout=60)[0]
+    assert time.monotonic() - began < seconds
+    return output
+
+
+def test_a_killed_rank_is_the_cause_and_the_others_end(team):
+    launcher, pids, descendants = team(ranks=3, child=True)
+    os.kill(pids[1], signal.SIGKILL)
+    output = end_of(launcher, 10)
+    assert launcher.returncode == 1
+    assert "RankFailed: rank 1 on" in output
+    assert "killed by SIGKILL: out of memory, or someone's kill -9?" in output
+    all_gone(descendants, 0.5)  # the children of the ranks too
+
+
+def test_a_killed_launcher_takes_everything_with_it(team):
+    launcher, _, descendants = team(child=True, ignore_sigterm=True)
+    launcher.kill()
+    all_gone(descendants, 10)
+
+
+def test_a_launcher_killed_while_torch_is_imported_leaves_nothing(tmp_path):
+    (tmp_path / "slow.py").write_text("import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    code = (
+        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
+        "run_team('slow:run', (), ranks=2, folder=RunFolder(Path('run')), hang_seconds=60, preload=())"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    launcher = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
+    nursery = appear(tmp_path / "importing")
+    launcher.kill()
+    launcher.wait(30)
+    all_gone([nursery], 10)
+
+
+def test_a_killed_nursery_takes_the_ranks_with_it_and_is_told(team):
+    launcher, pids, _ = team()
+    psutil.Process(pids[0]).parent().kill()
+    output = end_of(launcher, 10)
+    assert launcher.returncode == 1
+    assert "the process that ranks are forked from" in output
+    assert "SIGKILL" in output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stop_signals_end_all_at_once_even_ranks_that_ignore_sigterm_or_are_stopped(team, number, code):
+    launcher, pids, descendants = team(ranks=3, ignore_sigterm=True)
+    os.kill(pids[2], signal.SIGSTOP)
+    launcher.send_signal(number)
+    launcher.send_signal(number)  # an impatient user
+    output = end_of(launcher, 10)
+    assert launcher.returncode == code
+    assert "StoppedAtOnce: stopped at once by" in output
+    all_gone(descendants, 0.5)
+
+
+def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path):
+    (tmp_path / "torch.py").write_text("import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    code = (
+        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
+        "from dure.errors import StoppedAtOnce\n"
+        "try: run_team('os:getpid', (), ranks=2, folder=RunFolder(Path('run')), hang_seconds=60, preload=())\n"
+        "except StoppedAtOnce as stopped: raise SystemExit(stopped.exit_code)"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    launcher = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
+    assert appear(tmp_path / "importing") == launcher.pid
+    nursery = [child.pid for child in psutil.Process(launcher.pid).children()]
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(20) == 130
+    all_gone(nursery, 0.5)
+
+
+def test_a_stopped_rank_is_named_with_who_waits_for_it_and_all_stacks_are_kept(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    notes = [tmp_path / f"rank-{rank}" for rank in range(3)]
+    stopped = []
+
+    def stop_the_last():
+        if not stopped and all(note.exists() for note in notes):
+            stopped.append(int(notes[2].read_text()))
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    with pytest.raises(RankFailed) as failure:
+        run_team(
+            "entries:step_until_stopped",
+            (tmp_path, folder),
+            ranks=3,
+            folder=folder,
+            hang_seconds=2,
+            on_tick=stop_the_last,
+            preload=(),
+        )
+    assert stopped
+    message = str(failure.value)
+    assert failure.value.rank == 2
+    assert message.startswith("rank 2 has been in COMPUTE of step 3 for ")
+    assert "(stopped); ranks 0, 1 wait for it in the exchange of step 3." in message
+    assert message.endswith(f"Stacks: {folder.path}/stacks/")
+    for rank in (0, 1):
+        assert "in wait_here" in folder.stacks(rank).read_text()
+    silent = folder.stacks(2).read_text()
+    assert "gave no stacks: stopped" in silent
+    assert "COMPUTE of step 3" in silent
+    assert "State:\tT (stopped)" in silent
+    all_gone([int(note.read_text()) for note in notes], 0.5)
+
+
+def test_a_rank_that_computes_for_ever_is_named_with_its_stack(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RankFailed, match="rank 1 has been in COMPUTE of step 3") as failure:
+        run_team(
+            "entries:step_until_stopped", (tmp_path, folder), ranks=2, folder=folder, hang_seconds=2, preload=()
+        )
+    assert "in wait_here" in failure.value.details
+
+
+def test_a_rank_that_never_gets_going_is_noticed(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RankFailed, match=r"ranks? 0 has been in STARTING of step 0 for .* s \(sleeping\)"):
+        run_team("entries:wait_here", (), ranks=1, folder=folder, hang_seconds=1, preload=())

@@ -1,0 +1,130 @@
+"""What ranks do in the tests. Imported in the ranks; torch only where it is needed, so that most start at once."""
+
+import atexit
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from dure.errors import JobError, ReplicasDiffer
+from dure.pulse import Phase, Pulse
+
+RANK = "RANK"
+
+
+def rank() -> int:
+    return int(os.environ[RANK])
+
+
+def square(number):
+    import torch
+
+    print(f"rank {rank()} squares {number}")
+    print("to stderr", file=sys.stderr)
+    return rank(), number * number, torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.getcwd()
+
+
+def big():
+    return bytes([rank()]) * (3 << 20)
+
+
+def all_reduce():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(rank())])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def raise_while_others_wait(failing):
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.barrier()
+    if rank() == failing:
+        # As in real code: the peers see the connection close before this rank's own exception is out.
+        try:
+            raise ValueError("the cause")
+        finally:
+            dist.destroy_process_group()
+            time.sleep(0.3)
+    dist.all_reduce(torch.ones(1000))
+
+
+def exit_with(code, hard):
+    if rank() == 1:
+        (os._exit if hard else sys.exit)(code)
+    return "fine"
+
+
+def raise_ours(kind):
+    if rank() == 1:
+        raise {"job": JobError("data.n is 0; use 1."), "differ": ReplicasDiffer("ranks 0 and 1 differ")}[kind]
+    time.sleep(60)
+
+
+def crash():
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(60)
+
+
+def unpicklable():
+    return threading.Lock()
+
+
+def linger(seconds):
+    """Return, but leave behind what keeps a process from ending."""
+    atexit.register(time.sleep, seconds if rank() else 0)
+    return rank()
+
+
+def wait(folder, options):
+    if options.get("ignore_sigterm"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if options.get("child") and os.fork() == 0:
+        note(folder, f"child-{rank()}")
+        time.sleep(600)
+    note(folder, f"rank-{rank()}")
+    time.sleep(600)
+
+
+def step_until_stopped(folder, run):
+    """Train in name only: the last rank computes for ever in step 3, the others wait for it."""
+    pulse = Pulse(run.pulse(rank()))
+    for step in range(3):
+        for phase in (Phase.DATA, Phase.COMPUTE, Phase.EXCHANGE):
+            pulse.beat(step, phase)
+            time.sleep(0.01)
+    last = rank() == int(os.environ["WORLD_SIZE"]) - 1
+    pulse.beat(3, Phase.COMPUTE if last else Phase.EXCHANGE)
+    note(folder, f"rank-{rank()}")
+    wait_here()
+
+
+def wait_here():
+    time.sleep(600)
+
+
+def beat_slowly(run, seconds):
+    pulse = Pulse(run.pulse(rank()))
+    end = time.monotonic() + seconds
+    step = 0
+    while time.monotonic() < end:
+        pulse.beat(step, Phase.COMPUTE)
+        step += 1
+        time.sleep(0.2)
+    return step
+
+
+def note(folder, name):
+    path = Path(folder) / f".{name}"
+    path.write_text(str(os.getpid()))
+    path.rename(Path(folder) / name)

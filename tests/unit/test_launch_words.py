@@ -1,0 +1,98 @@
+"""The first cause is named, and who waits for whom is said."""
+
+import subprocess
+import sys
+import time
+
+from dure.errors import NotFinite, PeerLost
+from dure.launch.failure import Weight, describe, exit_words, fault_of, first_cause, is_aftermath, rank_failed
+from dure.launch.hang import Standing, who_waits_for_whom
+from dure.pulse import Beat, Phase
+
+
+def words(error, rank=0):
+    try:
+        raise error
+    except type(error) as caught:
+        return describe(caught, rank)
+
+
+def standing(rank, phase, step=17, state="S", seconds=60.0):
+    return Standing(rank, Beat(step, phase, int((1000 - seconds) * 1e9), 100 + rank), state)
+
+
+def blame(*standings):
+    return who_waits_for_whom(standings, int(1000e9), 940.0)
+
+
+def test_a_signal_comes_before_an_earlier_exception():
+    faults = [fault_of(0, words(ValueError("x")), 1, 5), fault_of(3, None, -9, 10**18)]
+    assert first_cause(faults).rank == 3
+
+
+def test_the_earliest_exception_that_is_not_aftermath_is_the_cause():
+    lost = fault_of(0, words(PeerLost("rank 2 is gone")), 1, 1)
+    first, second = fault_of(2, words(ValueError("a"), 2), 1, 0), fault_of(1, words(ValueError("b"), 1), 1, 0)
+    assert lost.weight is Weight.AFTERMATH
+    assert first_cause([lost, second, first]).rank == 2
+
+
+def test_lost_connections_are_aftermath_and_other_errors_are_not():
+    gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4")
+    wrapped = ValueError("the exchange failed")
+    wrapped.__cause__ = gloo
+    assert is_aftermath(gloo)
+    assert is_aftermath(wrapped)
+    assert is_aftermath(ConnectionResetError())
+    assert not is_aftermath(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_our_own_errors_keep_their_words_and_exit_code_without_a_traceback(tmp_path):
+    error = rank_failed(fault_of(1, words(NotFinite("loss is nan at step 3"), 1), 1, 0), tmp_path / "log")
+    assert str(error) == "loss is nan at step 3"
+    assert (error.rank, error.exit_code, error.details) == (1, 1, "")
+
+
+def test_ends_without_a_word_are_told_apart():
+    assert "SIGKILL: out of memory, or someone's kill -9?" in exit_words(-9)
+    assert "SIGSEGV" in exit_words(-11)
+    assert "exit code 7" in exit_words(7)
+    assert "signal 40" in exit_words(-40)
+
+
+def test_the_one_that_computes_is_to_blame_and_the_others_wait_for_it():
+    exchange = [standing(rank, Phase.EXCHANGE) for rank in (0, 1, 3)]
+    message, rank = blame(*exchange[:2], standing(2, Phase.COMPUTE, state="T"), exchange[2])
+    assert rank == 2
+    assert message == (
+        "rank 2 has been in COMPUTE of step 17 for 60 s (stopped); "
+        "ranks 0, 1, 3 wait for it in the exchange of step 17."
+    )
+
+
+def test_a_rank_stopped_in_the_exchange_is_to_blame_not_its_peers():
+    message, rank = blame(standing(0, Phase.EXCHANGE), standing(1, Phase.EXCHANGE, state="T"))
+    assert rank == 1
+    assert "rank 0 waits for it" in message
+
+
+def test_ranks_in_an_earlier_exchange_hold_up_the_others():
+    message, rank = blame(standing(0, Phase.EXCHANGE, step=8), standing(1, Phase.EXCHANGE, step=7))
+    assert rank == 1
+    assert "rank 0 waits for it in the exchange of step 8" in message
+
+
+def test_when_all_wait_nobody_is_said_to_come():
+    message, _ = blame(standing(0, Phase.EXCHANGE), standing(1, Phase.EXCHANGE))
+    assert message.startswith("ranks 0, 1 have been in the exchange of step 17 for 60 s, and nobody comes")
+
+
+def test_a_rank_that_never_beat_is_starting():
+    message, rank = who_waits_for_whom([Standing(0, None, "R")], time.monotonic_ns(), time.monotonic() - 5)
+    assert rank == 0
+    assert "STARTING" in message
+
+
+def test_importing_the_launcher_does_not_import_torch():
+    code = "import sys, dure.launch, dure.launch.hang; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
