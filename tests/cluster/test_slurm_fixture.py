@@ -1,5 +1,6 @@
 """The test cluster is a Slurm like any other (steps, batch jobs, signals, requeue), and leaves no trace."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -109,7 +110,6 @@ def test_a_cluster_leaves_no_process_and_no_file():
         pytest.skip(f"Slurm: {reason}")
     # A task that ignores SIGTERM, with a child that left its session and forgot its environment.
     stubborn = "#!/bin/bash\ntrap '' TERM\nsetsid env -i sleep 654 &\necho $!\nsleep 654\n"
-    shared_memory = set(Path("/dev/shm").iterdir())
     with SlurmCluster() as cluster:
         job_id = cluster.sbatch(stubborn, "--nodes=2")
         cluster.wait_for_output(job_id, "\n", 60)
@@ -121,7 +121,8 @@ def test_a_cluster_leaves_no_process_and_no_file():
     assert alive == []
     assert cluster.processes() == []
     assert not cluster.folder.exists()
-    assert set(Path("/dev/shm").iterdir()) <= shared_memory
+    # Others use /dev/shm meanwhile: look for names that could come from these daemons.
+    assert [path for path in Path("/dev/shm").iterdir() if re.search("slurm|munge|node[01]", path.name)] == []
 
 
 def test_a_killed_test_run_takes_the_daemons_along():
