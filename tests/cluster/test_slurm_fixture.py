@@ -1,0 +1,154 @@
+"""The test cluster is a Slurm like any other (steps, batch jobs, signals, requeue), and leaves no trace."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import find
+from slurm import SlurmCluster, SlurmError, why_not_here
+
+SHOW = "env | grep ^SLURM"
+
+
+def variables(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def test_tasks_of_a_step_see_their_place_in_it(slurm):
+    done = slurm.srun(
+        ["bash", "-c", SHOW], 4, 2, options=["--label", "--ntasks-per-node=2"], deadline_seconds=60
+    )
+    assert done.returncode == 0, done.stderr
+    tasks: dict[int, dict[str, str]] = {rank: {} for rank in range(4)}
+    for line in done.stdout.splitlines():
+        rank, _, assignment = line.partition(": ")
+        tasks[int(rank)] |= variables(assignment)
+    for rank, seen in tasks.items():
+        assert seen["SLURM_PROCID"] == str(rank)
+        assert seen["SLURM_NODEID"] == str(rank // 2)
+        assert seen["SLURM_LOCALID"] == str(rank % 2)
+        assert seen["SLURMD_NODENAME"] == f"node{rank // 2}"
+        assert seen["SLURM_STEP_NUM_TASKS"] == seen["SLURM_NTASKS"] == "4"
+        assert seen["SLURM_STEP_NUM_NODES"] == "2"
+        assert seen["SLURM_STEP_NODELIST"] == "node[0-1]"
+        assert seen["SLURM_STEP_TASKS_PER_NODE"] == "2(x2)"
+        assert seen["SLURM_STEP_ID"] == "0"
+        assert seen["SLURM_JOB_ID"] == tasks[0]["SLURM_JOB_ID"]
+
+
+def test_a_node_has_a_host_name_that_every_task_can_resolve(slurm):
+    done = slurm.srun(["sh", "-c", "hostname; getent hosts node0 node1"], 2, 2)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert {"node0", "node1"} <= set(lines)
+    assert len([line for line in lines if line.startswith("127.0.0.1")]) == 4
+
+
+def test_a_batch_script_outside_srun_sees_no_step(slurm):
+    job_id = slurm.sbatch(f"#!/bin/bash\n{SHOW}\n", "--nodes=2", "--ntasks=4")
+    job = slurm.wait(job_id, 60)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0)
+    seen = variables(slurm.output(job_id))
+    # The trap: a batch script has a task's number and the job's task count, yet it is one process.
+    assert seen["SLURM_PROCID"] == "0"
+    assert seen["SLURM_NTASKS"] == "4"
+    assert seen["SLURM_JOB_ID"] == str(job_id)
+    assert not [name for name in seen if name.startswith("SLURM_STEP")]
+
+
+def test_a_failing_job_keeps_its_exit_code(slurm):
+    job = slurm.wait(slurm.sbatch("#!/bin/bash\nexit 75\n"), 60)
+    assert (job.state, job.exit_code, job.signal) == ("FAILED", 75, 0)
+
+
+def test_a_signal_reaches_the_batch_script_and_the_job_is_requeued(slurm):
+    script = """#!/bin/bash
+trap 'echo signalled; scontrol requeue $SLURM_JOB_ID; exit 0' USR1
+echo "attempt ${SLURM_RESTART_COUNT:-0}"
+[ -n "$SLURM_RESTART_COUNT" ] && exit 0
+while true; do sleep 0.1; done
+"""
+    job_id = slurm.sbatch(script, "--requeue")
+    slurm.wait(job_id, 60, frozenset({"RUNNING"}))
+    slurm.wait_for_output(job_id, "attempt 0", 60)
+    done = slurm.command("scancel", "--batch", "--signal=USR1", str(job_id))
+    assert done.returncode == 0, done.stderr
+    job = slurm.wait(job_id, 100)
+    assert (job.state, job.restarts) == ("COMPLETED", 1)
+    assert [
+        line for line in slurm.output(job_id).splitlines() if line.startswith(("attempt", "signalled"))
+    ] == [
+        "attempt 0",
+        "signalled",
+        "attempt 1",
+    ]
+
+
+def test_a_wait_that_is_too_short_says_what_the_job_and_the_daemons_were_doing(slurm):
+    job_id = slurm.sbatch("#!/bin/bash\necho still here\nsleep 60\n")
+    slurm.wait_for_output(job_id, "still here", 60)
+    with pytest.raises(SlurmError, match=r"(?s)RUNNING.*still here.*slurmctld.log"):
+        slurm.wait(job_id, 0.1)
+    assert slurm.command("scancel", str(job_id)).returncode == 0
+    assert slurm.wait(job_id, 60).state == "CANCELLED"
+
+
+def test_a_step_past_its_deadline_is_ended_and_reported(slurm):
+    with pytest.raises(SlurmError, match="did not end in 2 s"):
+        slurm.srun(["sh", "-c", "echo begun; sleep 321"], 1, 1, deadline_seconds=2)
+    left = slurm.command("squeue", "--noheader", "--states=RUNNING")
+    assert left.stdout == ""
+
+
+def test_a_cluster_leaves_no_process_and_no_file():
+    if reason := why_not_here():
+        pytest.skip(f"Slurm: {reason}")
+    # A task that ignores SIGTERM, with a child that left its session and forgot its environment.
+    stubborn = "#!/bin/bash\ntrap '' TERM\nsetsid env -i sleep 654 &\necho $!\nsleep 654\n"
+    with SlurmCluster() as cluster:
+        job_id = cluster.sbatch(stubborn, "--nodes=2")
+        cluster.wait_for_output(job_id, "\n", 60)
+        child = psutil.Process(int(cluster.output(job_id)))
+        processes = cluster.processes()
+        assert child in processes
+        assert "slurmstepd" in {process.name() for process in processes}
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert alive == []
+    assert cluster.processes() == []
+    assert not cluster.folder.exists()
+    # Others use /dev/shm meanwhile: look for names that could come from these daemons.
+    assert [path for path in Path("/dev/shm").iterdir() if re.search("slurm|munge|node[01]", path.name)] == []
+
+
+def test_a_killed_test_run_takes_the_daemons_along():
+    if reason := why_not_here():
+        pytest.skip(f"Slurm: {reason}")
+    code = """
+import slurm, time
+with slurm.SlurmCluster() as cluster:
+    print(cluster.environment["SLURM_CONF"], flush=True)
+    time.sleep(600)
+"""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=SlurmCluster.outside_environment(),
+    )
+    try:
+        assert owner.stdout is not None
+        configuration = owner.stdout.readline().strip()
+        daemons = find(lambda process: process.environ().get("SLURM_CONF") == configuration)
+        assert len(daemons) == 4
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.communicate()
+    _, alive = psutil.wait_procs(daemons, timeout=30)
+    assert alive == []
+    shutil.rmtree(Path(configuration).parent)
