@@ -181,6 +181,7 @@ def test_tiny_transformer_learns_though_its_last_batch_does_not_divide():
     assert losses[-1] < 0.5
 
 
+@torch.no_grad()
 def test_tiny_transformer_counts_real_tokens_only_and_never_looks_ahead():
     example = Example("tiny_transformer")
     data, model = example.build("data"), example.build("model").eval()

@@ -18,9 +18,9 @@ LABELS = ("other", "cat")
 
 
 def model() -> nn.Module:
-    """A network of 26,402 weights for 64×64 photos, with one output a label."""
+    """A network of 27,170 weights for 64×64 photos, with one output a label."""
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+        nn.Conv2d(3, 16, 5, stride=2, padding=2, bias=False),
         nn.GroupNorm(4, 16),
         nn.ReLU(),
         *_stage(16, 24),
