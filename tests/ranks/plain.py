@@ -1,0 +1,78 @@
+"""What a plain PyTorch user writes, to be compared with."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import dure
+
+sys.path.insert(0, str(Path(__file__).parent))
+from features import Points, plain
+
+
+def one_sgd_step(_folder):
+    """The weights after one step of dure and of plain DDP with its DistributedSampler, on the same rank."""
+    data = Points(samples=64, noise=False)
+    with dure.start(seed=1, shards=4) as team:
+        ours = team.replicate(plain())
+        start = {name: value.clone() for name, value in ours.module.state_dict().items()}
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+        for batch in team.batches(data, global_batch=64, steps=1, shuffle=False):
+            team.step(ours, optimizer, batch, F.cross_entropy)
+
+        theirs = plain()
+        theirs.load_state_dict(start)
+        model = DistributedDataParallel(theirs)
+        sampler = DistributedSampler(data, dist.get_world_size(), dist.get_rank(), shuffle=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for points, labels in DataLoader(data, batch_size=16, sampler=sampler):
+            F.cross_entropy(model(points), labels).backward()
+            optimizer.step()
+        mine = list(ours.module.parameters())
+        moved = max(float((a - b).detach().abs().max()) for a, b in zip(mine, start.values(), strict=True))
+        apart = max(float((a - b).detach().abs().max()) for a, b in zip(mine, theirs.parameters(), strict=True))
+        return moved, apart, [batch.ids for batch in team.batches(data, global_batch=64, steps=1, shuffle=False)]
+
+
+def document_averages(_folder):
+    """Document 000: four ranks' gradients, averaged by the exchange."""
+    gradients = torch.tensor([[0.8, 0.2, 0.5], [0.6, 0.4, 0.3], [0.7, 0.3, 0.4], [0.5, 0.1, 0.6]])
+
+    class Gradients(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return gradients[index], 0
+
+    class Weights(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.zeros(3))
+
+        def forward(self, gradient):
+            return gradient @ self.weights
+
+    with dure.start(shards=4) as team:
+        model = team.replicate(Weights())
+        for batch in team.batches(Gradients(), global_batch=4, steps=1, shuffle=False):
+            team.forward_backward(model, batch, lambda output, _: (output.sum(), float(len(output))))
+        return model.module.weights.grad.tolist()
+
+
+def three_weights(folder):
+    """Document 001's weights on this rank, from a run of examples/three_weights.toml."""
+    from dure.job import load_job
+    from dure.train import Run, events, start
+
+    loaded = load_job(Path(__file__).parents[2] / "examples" / "three_weights.toml")
+    with start(seed=42, shards=4) as team:
+        run = Run(loaded, team, events.Recorder(None), {})
+        before = run.model.module.weights.tolist()
+        run.train()
+        return before, run.model.module.weights.tolist()
