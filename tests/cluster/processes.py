@@ -48,7 +48,7 @@ def end_daemons(daemons: Sequence[subprocess.Popen[bytes]], deadline_seconds: fl
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free on loopback now.
+    """Ports that are free now, on all addresses.
 
     They lie below the range from which the kernel serves port 0 and outgoing connections, so that nobody
     takes one by chance between this look and the daemon's start.
@@ -57,10 +57,10 @@ def free_ports(count: int) -> list[int]:
     for port in random.Random().sample(range(30000, 32768), 200):
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
         free.append(port)
         if len(free) == count:
             return free
-    raise OSError(f"fewer than {count} of 200 loopback ports from 30000 to 32767 are free")
+    raise OSError(f"fewer than {count} of 200 ports from 30000 to 32767 are free")

@@ -80,10 +80,10 @@ class SlurmCluster:
 
     def __init__(self, *, nodes: int = 2, cpus_per_node: int = 8) -> None:
         self.node_names = tuple(f"node{index}" for index in range(nodes))
+        self._ports = free_ports(1 + nodes)
         # Not pytest's own folder: a socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="dure-slurm-"))
         self._configuration = self.folder / "slurm.conf"
-        self._ports = free_ports(1 + nodes)
         self._cpus_per_node = cpus_per_node
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._namespaces: list[int] = []
@@ -273,7 +273,17 @@ class SlurmCluster:
         for name in self.node_names:
             # The namespaces end with the processes in them, so there is nothing to undo.
             enter = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec slurmd -D -N "$1"'
-            words = ["unshare", "--mount", "--uts", "sh", "-c", enter, "sh", name, f"{self.folder}/hosts"]
+            words = [
+                "unshare",
+                "--mount",
+                "--uts",
+                "sh",
+                "-c",
+                enter,
+                "sh",
+                name,
+                f"{self.folder}/hosts-{name}",
+            ]
             self._daemon(name, words)
         self._until_up("all nodes to be idle", self._all_nodes_are_idle)
         # Held open, so that the kernel cannot give the namespace's number to another one while we go by it.
@@ -290,8 +300,11 @@ class SlurmCluster:
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         for name in ("state", *(f"spool-{node}" for node in self.node_names)):
             (self.folder / name).mkdir()
-        names = " ".join(self.node_names)
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost {names}\n{Path('/etc/hosts').read_text()}")
+        for name in self.node_names:
+            # Its own name first: that is what its address is turned back into. One address for all: srun
+            # listens on its host's, and is called back on the one from which its calls seem to come.
+            names = " ".join([name, "localhost", *self.node_names])
+            (self.folder / f"hosts-{name}").write_text(f"127.0.0.1 {names}\n{Path('/etc/hosts').read_text()}")
         control_port, *node_ports = self._ports
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} "

@@ -42,11 +42,15 @@ def test_tasks_of_a_step_see_their_place_in_it(slurm):
 
 
 def test_a_node_has_a_host_name_that_every_task_can_resolve(slurm):
-    done = slurm.srun(["sh", "-c", "hostname; getent hosts node0 node1"], 2, 2)
+    code = (
+        "import socket as s; print(s.gethostname(), s.getfqdn(), *map(s.gethostbyname, ['node0', 'node1']))"
+    )
+    done = slurm.srun([sys.executable, "-c", code], 2, 2)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert {"node0", "node1"} <= set(lines)
-    assert len([line for line in lines if line.startswith("127.0.0.1")]) == 4
+    assert sorted(done.stdout.splitlines()) == [
+        "node0 node0 127.0.0.1 127.0.0.1",
+        "node1 node1 127.0.0.1 127.0.0.1",
+    ]
 
 
 def test_a_batch_script_outside_srun_sees_no_step(slurm):
