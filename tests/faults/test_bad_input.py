@@ -1,0 +1,179 @@
+"""Whatever is wrong, one clear line says so; the exit code is right and nothing is left behind."""
+
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import dure, train
+
+JOB = """
+name = "bad"
+[model]
+factory = "{here}/broken.py:model"
+[data]
+factory = "{here}/broken.py:numbers"
+global_batch = 16
+shuffle = false
+[train]
+lr = 0.01
+epochs = 2
+[team]
+ranks = 2
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("{here}", str(Path(__file__).parent)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    def things():
+        return {p.pid for p in psutil.Process().children(recursive=True)}, set(os.listdir("/dev/shm"))
+
+    before = things()
+    yield
+    gone = psutil.wait_procs([psutil.Process(p) for p in things()[0] - before[0] if psutil.pid_exists(p)], 10)
+    assert not gone[1]
+    assert things()[1] == before[1]
+
+
+def broken(name):
+    return f"{Path(__file__).parent}/broken.py:{name}"
+
+
+def fails(ended, code, *words):
+    assert ended.code == code, (ended.code, ended.err, ended.out)
+    last = ended.err.strip().splitlines()[-1]
+    for word in words:
+        assert word in last, last
+    assert "Traceback" not in last
+    assert ended.out == ""
+
+
+def test_a_missing_job_file(tmp_path):
+    fails(train(tmp_path / "nowhere.toml", tmp_path / "run"), 2, "no job file", "nowhere.toml")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_toml(job, tmp_path):
+    job.write_text("[model\n")
+    fails(train(job, tmp_path / "run"), 2, "not valid TOML")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.lerning_rate=1", ["unknown key train.lerning_rate"]),
+        ("train.loses=1", ["unknown key", "train.loss"]),
+        ("data.global_batch=many", ["data.global_batch", "'many'"]),
+        ("data.global_batch=0", ["data.global_batch is 0"]),
+        ("team.ranks=9", ["team.ranks is 9", "8 shards"]),
+        ("nonsense", ["section.key=value"]),
+    ],
+)
+def test_a_setting_that_cannot_be(job, tmp_path, setting, words):
+    fails(train(job, tmp_path / "run", "--set", setting), 2, *words)
+    assert not (tmp_path / "run").exists()
+
+
+REFUSED_BY_THE_RANKS = {
+    "a factory that does not exist": (["model.factory=broken.py:nothing"], 2, ["broken.py", "model.factory"]),
+    "a name that does not exist": (["model.factory=" + broken("nothing")], 2, ["has no nothing", "model.factory"]),
+    "a module that does not exist": (["data.factory=no.such.module:x"], 2, ["data.factory", "no.such.module"]),
+    "a factory that raises": (["model.factory=" + broken("raising_model")], 2, ["RuntimeError: no model today"]),
+    "an argument that does not fit": (["data.args.size=3"], 2, ["data.factory", "size"]),
+    "an empty dataset": (["data.args.samples=0"], 2, ["the dataset is empty"]),
+    "an iterable dataset": (["data.factory=" + broken("Stream")], 2, ["iterable dataset", "map-style"]),
+    "a dataset with dice of its own": (["data.factory=" + broken("Fickle")], 2, ["read twice"]),
+    "an optimizer that does not exist": (["train.optimizer=Adan"], 2, ["train.optimizer", "AdamW"]),
+    "an optimizer that cannot be": (["train.optimizer=LBFGS"], 2, ["LBFGS", "refused"]),
+    "arguments the optimizer has not": (["train.optimizer_args={ beta = 1 }"], 2, ["optimizer_args", "beta"]),
+    "a schedule that cannot be": (["train.schedule=ReduceLROnPlateau"], 2, ["refused", "function of the step"]),
+    "SyncBatchNorm": (["model.factory=" + broken("synchronised")], 2, ["SyncBatchNorm"]),
+    "sparse gradients": (["model.factory=" + broken("SparseWords")], 2, ["sparse"]),
+    "a collective in forward": (["model.factory=" + broken("Talks")], 2, ["collective", "allreduce"]),
+    "a state outside of buffers": (["model.factory=" + broken("Stateful")], 2, ["computed again", "state"]),
+    "dice of the model's own": (["model.factory=" + broken("OwnDice")], 2, ["computed again", "random"]),
+    "a buffer that is replaced": (["model.factory=" + broken("Replaces")], 2, ["buffer mean"]),
+    "weights by the clock": (["model.factory=" + broken("by_the_clock")], 2, ["other weights on rank(s) 1"]),
+    "a loss that is a mean": (["train.loss=" + broken("mean_loss")], 2, ["mean_loss", "reduction"]),
+    "a parameter that is used no more": (["model.factory=" + broken("Forgets")], 2, ["rare", "find_unused"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_THE_RANKS)
+def test_what_the_ranks_refuse(job, tmp_path, name):
+    settings, code, words = REFUSED_BY_THE_RANKS[name]
+    fails(train(job, tmp_path / "run", *(part for s in settings for part in ("--set", s))), code, *words)
+
+
+def test_a_loss_that_is_not_a_number_names_step_rank_and_shard(job, tmp_path):
+    ended = train(job, tmp_path / "run", "--set", "model.factory=" + broken("NotANumber"))
+    fails(ended, 1, "the loss is nan at step 0, in shard 5 (rank 1)")
+
+
+def test_a_rank_that_raises_is_the_cause_with_its_own_traceback(job, tmp_path):
+    ended = train(job, tmp_path / "run", "--set", "model.factory=" + broken("act"), "--set", "model.args.do=raise")
+    fails(ended, 1, "rank 1", "ValueError: sample 13 is unlucky")
+    assert "in raising" in ended.err
+    assert "PeerLost" not in ended.err
+
+
+def test_a_rank_that_is_killed_is_named(job, tmp_path):
+    ended = train(job, tmp_path / "run", "--set", "model.factory=" + broken("act"), "--set", "model.args.do=kill")
+    fails(ended, 1, "rank 1", "SIGKILL")
+
+
+def test_ranks_that_wait_too_long_leave_their_stacks(job, tmp_path):
+    settings = ["model.factory=" + broken("act"), "model.args.do=sleep", "team.hang_seconds=3"]
+    ended = train(job, tmp_path / "run", *(part for s in settings for part in ("--set", s)))
+    fails(ended, 1, "rank 1", "step 0", "stacks")
+    stacks = {path.name: path.read_text() for path in (tmp_path / "run" / "stacks").iterdir()}
+    assert sorted(stacks) == ["rank-0.txt", "rank-1.txt"]
+    assert "asleep" in stacks["rank-1.txt"]
+    assert "backward" in stacks["rank-0.txt"]
+
+
+def test_a_port_in_use(job, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        fails(train(job, tmp_path / "run", "--port", port), 2, str(port))
+
+
+def test_a_run_folder_that_is_taken_is_left_alone(job, tmp_path):
+    assert train(job, tmp_path / "run").code == 0
+    before = (tmp_path / "run" / "summary.json").read_bytes()
+    fails(train(job, tmp_path / "run"), 2, "holds a run already")
+    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+
+
+def test_events_that_cannot_be_written_do_not_stop_training(job, tmp_path):
+    whole = train(job, tmp_path / "whole").summary
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    (tmp_path / "run" / "events" / "rank-1.jsonl").symlink_to("/dev/full")
+    summary = train(job, tmp_path / "run").summary
+    assert summary["weights_sha256"] == whole["weights_sha256"]
+    assert whole["completely_recorded"] is True
+    assert summary["completely_recorded"] is False
+    assert any("incompletely recorded" in note for note in summary["notes"])
+
+
+def test_a_batch_smaller_than_the_shards_works_and_says_so(job, tmp_path):
+    summary = train(job, tmp_path / "run", "--set", "data.global_batch=3").summary
+    assert summary["ledger"]["exactly_once"] is True
+    assert any("5 of 8 shards have no samples" in note for note in summary["notes"])
+
+
+def test_an_unknown_command_or_option_is_a_usage_error():
+    for arguments in (["fly"], ["train"], ["train", "x.toml", "--rnaks", "3"]):
+        ended = dure(*arguments)
+        assert ended.code == 2
+        assert "Error" in ended.err
