@@ -29,13 +29,27 @@ def launch(command, folder, end, *, target, cwd=HERE):
     source = str(HERE.parents[1] / "src")
     env["PYTHONPATH"] = source
     if command == "torchrun":
-        own = ["--nproc-per-node", str(RANKS), "--master-port", free_port(), "--log-dir", str(folder / "logs")]
+        own = [
+            "--nproc-per-node",
+            str(RANKS),
+            "--master-port",
+            free_port(),
+            "--log-dir",
+            str(folder / "logs"),
+        ]
         argv = ["torch.distributed.run", *own, *target, str(folder), end]
     else:
         own = ["--ranks", str(RANKS), "--run-dir", str(folder / "run")]
         argv = ["dure.launch", "run", *target, *own, *command.split()[1:], "--", str(folder), end]
     done = subprocess.run(
-        [sys.executable, "-m", *argv], env=env, cwd=cwd, capture_output=True, text=True, timeout=110, input="typed"
+        [sys.executable, "-m", *argv],
+        check=False,
+        env=env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        input="typed",
     )
     assert all((folder / f"{rank}.json").exists() for rank in range(RANKS)), done.stderr
     seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -122,12 +136,13 @@ def test_the_exit_code_of_the_command_is_torchruns(end, tmp_path):
         assert "sys.exit(3)" in ends[2][0][1]
         assert "exit code 3" in ends[1][0][1]
     if end == "'words'":
-        assert ends[2][0][1].splitlines()[:2] == ["words", "words"]
+        assert ends[2][0][1].startswith("words\n")
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "dure.launch", "run", "missing.py", "--ranks", "2"],
+        check=False,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -86,7 +86,9 @@ def _torchrun(script: Path, ranks: int, folder: Path) -> list[str]:
 def _start(command: Sequence[str], ranks: int, folder: Path) -> Start:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     began = time.clock_gettime(time.CLOCK_MONOTONIC)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False
+    )
     ended = time.clock_gettime(time.CLOCK_MONOTONIC)
     if done.returncode != 0:
         raise DureError(f"{' '.join(command[:4])} ended with {done.returncode}: {done.stderr[-2000:]}")

@@ -130,7 +130,9 @@ def rank_failed(fault: Fault, log: Path, *, returned: bool = False) -> RankFaile
     host = socket.gethostname()
     error = fault.error
     if error is not None:
-        message = error.message if error.expected else f"rank {fault.rank} on {error.host} failed: {error.message}"
+        message = (
+            error.message if error.expected else f"rank {fault.rank} on {error.host} failed: {error.message}"
+        )
         details = "" if error.expected else error.traceback
         return RankFailed(
             message, rank=fault.rank, host=error.host, details=details, exit_code=error.exit_code

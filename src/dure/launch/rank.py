@@ -176,7 +176,9 @@ def _stacks_on_signal(path: Path) -> int | None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError:
         descriptor = None
-    faulthandler.register(signal.SIGUSR2, file=sys.stderr if descriptor is None else descriptor, all_threads=True)
+    faulthandler.register(
+        signal.SIGUSR2, file=sys.stderr if descriptor is None else descriptor, all_threads=True
+    )
     return descriptor
 
 
