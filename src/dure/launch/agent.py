@@ -109,6 +109,8 @@ class Plan:
     """How a rank begins, from its number and its environment."""
     returns: bool
     """Whether ranks send home a value; otherwise exit code 0 is success."""
+    reports: bool
+    """Whether ranks say why they fail; a program of its own does not."""
     grace_seconds: float
     """How long ranks that are told to end may take before they are killed."""
     on_tick: Callable[[], None] | None
@@ -199,7 +201,8 @@ class TeamAgent(SimpleElasticAgent):
         if cause.weight is Weight.AFTERMATH and others and waited < _BETTER_CAUSE_SECONDS:
             return
         log = self._plan.folder.log(cause.rank)
-        raise rank_failed(cause, log, returned=isinstance(self._ranks.reports.get(cause.rank), Returned))
+        returned = isinstance(self._ranks.reports.get(cause.rank), Returned)
+        raise rank_failed(cause, log, returned=returned, silent=self._plan.reports)
 
     def _hurry_leavers(self) -> None:
         """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""
@@ -225,7 +228,7 @@ class TeamAgent(SimpleElasticAgent):
             values[rank] = pickle.loads(report.value) if isinstance(report, Returned) else None
         return values
 
-    def _construct_event(
+    def _construct_event(  # noqa: PLR0917 - torch's signature
         self,
         state: str,
         source: EventSource,

@@ -171,7 +171,7 @@ def command(
     """Return the command line of a nursery that imports from `search_path` (None: as a fresh interpreter)."""
     source = str(Path(__file__).parents[2])  # `dure` itself is found where the launcher found it
     code = (
-        "import sys; fresh = sys.path[1:]\n"
+        "import sys; fresh = sys.path[0 if sys.flags.safe_path else 1 :]\n"
         f"sys.path[:] = {search_path!r} or [*fresh, {source!r}]\n"
         "from dure.launch.nursery import main\n"
         f"sys.exit(main({control}, {launcher}, {preload!r}, fresh))"

@@ -84,8 +84,12 @@ def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
     start: RankStart = pickle.loads(birth.start)
     os.environ.clear()
     os.environ.update(start.env)
-    os.chdir(start.folder)
-    _redirect(birth, start.log)
+    try:
+        os.chdir(start.folder)
+        _redirect(birth, start.log)
+    except OSError as error:  # the folder is gone, or the disk is full
+        _send(birth.report, describe(error, start.rank))
+        return 1
     match start.work:
         case Command(argv):
             os.execvp(argv[0], argv)
