@@ -41,7 +41,7 @@ class Beat:
     pid: int
 
 
-# The same beat is written twice. A reader that meets a half-written one sees two that differ, and reads again.
+# Every beat is written twice. A reader that meets a half-written one sees two that differ, and reads again.
 _BEAT = struct.Struct("<qqqq")
 _BYTES = 2 * _BEAT.size
 
@@ -90,7 +90,7 @@ def _reserve(path: Path) -> mmap.mmap | None:
     except OSError:
         return None
     try:
-        # A store into a mapped hole of a full disk is a SIGBUS; reserving the bytes first makes it an error here.
+        # A store into a hole of a full disk is a SIGBUS; reserving the bytes first makes it an error here.
         os.posix_fallocate(descriptor, 0, _BYTES)
         return mmap.mmap(descriptor, _BYTES)
     except (OSError, ValueError):

@@ -11,13 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-RANKS_FOLDER = Path(__file__).parents[1] / "ranks"
-sys.path.insert(0, str(RANKS_FOLDER))
-
 from dure.errors import RankFailed
 from dure.launch import run_team
 from dure.run_folder import RunFolder
 
+RANKS_FOLDER = Path(__file__).parents[1] / "ranks"
 LAUNCHER = textwrap.dedent("""
     import sys
     from pathlib import Path
@@ -44,7 +42,9 @@ def appear(path, seconds=100.0):
 
 def all_gone(pids, seconds):
     deadline = time.monotonic() + seconds
-    while left := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]:
+    while left := [
+        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
+    ]:
         assert time.monotonic() < deadline, f"still there: {left}"
         time.sleep(0.02)
 
@@ -106,13 +106,17 @@ def test_a_killed_launcher_takes_everything_with_it(team):
 
 
 def test_a_launcher_killed_while_torch_is_imported_leaves_nothing(tmp_path):
-    (tmp_path / "slow.py").write_text("import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    )
     code = (
         "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
         "run_team('slow:run', (), ranks=2, folder=RunFolder(Path('run')), hang_seconds=60, preload=())"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    launcher = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
+    )
     nursery = appear(tmp_path / "importing")
     launcher.kill()
     launcher.wait(30)
@@ -141,15 +145,20 @@ def test_stop_signals_end_all_at_once_even_ranks_that_ignore_sigterm_or_are_stop
 
 
 def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path):
-    (tmp_path / "torch.py").write_text("import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)")
+    (tmp_path / "torch.py").write_text(
+        "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    )
     code = (
         "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
         "from dure.errors import StoppedAtOnce\n"
-        "try: run_team('os:getpid', (), ranks=2, folder=RunFolder(Path('run')), hang_seconds=60, preload=())\n"
+        "folder = RunFolder(Path('run'))\n"
+        "try: run_team('os:getpid', (), ranks=2, folder=folder, hang_seconds=60, preload=())\n"
         "except StoppedAtOnce as stopped: raise SystemExit(stopped.exit_code)"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    launcher = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
+    )
     assert appear(tmp_path / "importing") == launcher.pid
     nursery = [child.pid for child in psutil.Process(launcher.pid).children()]
     launcher.send_signal(signal.SIGINT)
@@ -196,7 +205,12 @@ def test_a_rank_that_computes_for_ever_is_named_with_its_stack(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RankFailed, match="rank 1 has been in COMPUTE of step 3") as failure:
         run_team(
-            "entries:step_until_stopped", (tmp_path, folder), ranks=2, folder=folder, hang_seconds=2, preload=()
+            "entries:step_until_stopped",
+            (tmp_path, folder),
+            ranks=2,
+            folder=folder,
+            hang_seconds=2,
+            preload=(),
         )
     assert "in wait_here" in failure.value.details
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests. Imported in the ranks; torch only where it is needed, so that most start at once."""
+"""What ranks do in the tests. torch is imported only where it is needed, so that most start at once."""
 
 import atexit
 import datetime

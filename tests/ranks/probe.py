@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+KEPT = []
+
 
 class Squares:
     """Defined in the script: workers that are spawned must find it in `__main__`."""
@@ -65,9 +67,8 @@ def main():
     if end == "raise" and rank == "1":
         raise ValueError("as asked")
     if end == "leave":
-        global kept
-        kept = open(os.path.join(folder, f"{rank}.txt"), "w")  # noqa: SIM115
-        kept.write("flushed at exit")
+        KEPT.append(open(os.path.join(folder, f"{rank}.txt"), "w"))  # noqa: SIM115
+        KEPT[0].write("flushed at exit")
         sys.exit(0)
 
 

@@ -3,12 +3,8 @@
 import json
 import os
 import socket
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from dure.errors import RankFailed, UsageError
 from dure.launch import run_team
@@ -28,7 +24,9 @@ def run(entry, *args, folder, ranks=2, **options):
 
 def test_values_come_home_in_rank_order_and_output_is_in_each_ranks_log(folder, capfd):
     ticks = []
-    values = run("square", 7, folder=folder, ranks=3, threads=2, preload=TORCH, on_tick=lambda: ticks.append(1))
+    values = run(
+        "square", 7, folder=folder, ranks=3, threads=2, preload=TORCH, on_tick=lambda: ticks.append(1)
+    )
     assert values == [(rank, 49, 2, "2", os.getcwd()) for rank in range(3)]
     for rank in range(3):
         assert folder.log(rank).read_text() == f"rank {rank} squares 7\nto stderr\n"
@@ -66,7 +64,9 @@ def test_the_rank_that_raised_is_the_cause_not_those_that_waited_for_it(folder):
     assert (written["rank"], written["type"]) == (2, "ValueError")
 
 
-@pytest.mark.parametrize(("kind", "code", "message"), [("job", 2, "data.n is 0; use 1."), ("differ", 3, "differ")])
+@pytest.mark.parametrize(
+    ("kind", "code", "message"), [("job", 2, "data.n is 0; use 1."), ("differ", 3, "differ")]
+)
 def test_our_own_errors_keep_their_exit_code(folder, kind, code, message):
     with pytest.raises(RankFailed, match=message) as failure:
         run("raise_ours", kind, folder=folder)
@@ -107,7 +107,7 @@ def test_ranks_may_take_a_moment_to_leave(folder):
 
 def test_a_rank_that_returns_but_never_ends_is_told(folder, monkeypatch):
     monkeypatch.setattr("dure.launch.agent._EXIT_SECONDS", 1.0)
-    with pytest.raises(RankFailed, match="rank 1 .* returned, but its process did not end within 1 s"):
+    with pytest.raises(RankFailed, match=r"rank 1 .* returned, but its process did not end within 1 s"):
         run("linger", 600, folder=folder)
 
 
@@ -116,7 +116,9 @@ def test_a_port_in_use_is_refused_before_anything_starts(folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} .*Address already in use.*another port") as refused:
+        with pytest.raises(
+            UsageError, match=f"port {port} .*Address already in use.*another port"
+        ) as refused:
             run("square", 1, folder=folder, port=port)
     assert refused.value.exit_code == 2
 

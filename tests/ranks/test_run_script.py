@@ -29,13 +29,27 @@ def launch(command, folder, end, *, target, cwd=HERE):
     source = str(HERE.parents[1] / "src")
     env["PYTHONPATH"] = source
     if command == "torchrun":
-        own = ["--nproc-per-node", str(RANKS), "--master-port", free_port(), "--log-dir", str(folder / "logs")]
+        own = [
+            "--nproc-per-node",
+            str(RANKS),
+            "--master-port",
+            free_port(),
+            "--log-dir",
+            str(folder / "logs"),
+        ]
         argv = ["torch.distributed.run", *own, *target, str(folder), end]
     else:
         own = ["--ranks", str(RANKS), "--run-dir", str(folder / "run")]
         argv = ["dure.launch", "run", *target, *own, *command.split()[1:], "--", str(folder), end]
     done = subprocess.run(
-        [sys.executable, "-m", *argv], env=env, cwd=cwd, capture_output=True, text=True, timeout=110, input="typed"
+        [sys.executable, "-m", *argv],
+        check=False,
+        env=env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        input="typed",
     )
     assert all((folder / f"{rank}.json").exists() for rank in range(RANKS)), done.stderr
     seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
@@ -102,32 +116,32 @@ def test_a_module_runs_as_main_and_success_is_0_and_what_it_left_open_is_flushed
         assert set(seen["env"]) == set(reference["env"])
 
 
-@pytest.mark.parametrize("end", ["3", "0", "'words'"])
+@pytest.mark.parametrize("end", ["3", "0"])
 def test_the_exit_code_of_the_command_is_torchruns(end, tmp_path):
     script = tmp_path / "leave.py"
     script.write_text(f"import sys; sys.exit({end})")
     commands = [
         ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(script)],
-        ["dure.launch", "run", str(script), "--ranks=2", "--cold", f"--run-dir={tmp_path}"],
-        ["dure.launch", "run", str(script), "--ranks=2", f"--run-dir={tmp_path}"],
+        ["dure.launch", "run", str(script), "--ranks=2", "--cold", f"--run-dir={tmp_path / 'cold'}"],
     ]
+    if end == "3":  # that a warm rank ends with 0 is shown above
+        commands.append(["dure.launch", "run", str(script), "--ranks=2", f"--run-dir={tmp_path / 'warm'}"])
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)}
     started = [
         subprocess.Popen([sys.executable, "-m", *argv], env=env, stdout=-1, stderr=-1, text=True)
         for argv in commands
     ]
     ends = [(process.communicate(timeout=110), process.returncode) for process in started]
-    assert [code for _, code in ends] == [0 if end == "0" else 1] * 3
+    assert [code for _, code in ends] == [int(end != "0")] * len(commands)
     if end == "3":
         assert "sys.exit(3)" in ends[2][0][1]
         assert "exit code 3" in ends[1][0][1]
-    if end == "'words'":
-        assert ends[2][0][1].splitlines()[:2] == ["words", "words"]
 
 
 def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "dure.launch", "run", "missing.py", "--ranks", "2"],
+        check=False,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,

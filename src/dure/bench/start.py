@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,6 +37,8 @@ class Start:
     """Until the last rank had passed the first barrier."""
     exit: float
     """Until the command had ended."""
+    cpu: float
+    """CPU-seconds of all its processes, to its end: hardly touched by what else the machine does."""
 
 
 def bench_start(*, ranks: int = 8, rounds: int = 3, command: Sequence[str] = ("dure",)) -> dict[str, object]:
@@ -66,6 +69,8 @@ def bench_start(*, ranks: int = 8, rounds: int = 3, command: Sequence[str] = ("d
         "dure_exit_seconds": round(ours_exit, 3),
         "torchrun_exit_seconds": round(theirs_exit, 3),
         "exit_ratio": round(theirs_exit / ours_exit, 2),
+        "dure_cpu_seconds": round(statistics.median(start.cpu for start in runs["dure"]), 3),
+        "torchrun_cpu_seconds": round(statistics.median(start.cpu for start in runs["torchrun"]), 3),
         "dure_rounds": [round(start.barrier, 3) for start in runs["dure"]],
         "torchrun_rounds": [round(start.barrier, 3) for start in runs["torchrun"]],
     }
@@ -85,8 +90,11 @@ def _torchrun(script: Path, ranks: int, folder: Path) -> list[str]:
 
 def _start(command: Sequence[str], ranks: int, folder: Path) -> Start:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    cpu = _children_cpu()
     began = time.clock_gettime(time.CLOCK_MONOTONIC)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False
+    )
     ended = time.clock_gettime(time.CLOCK_MONOTONIC)
     if done.returncode != 0:
         raise DureError(f"{' '.join(command[:4])} ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -94,4 +102,9 @@ def _start(command: Sequence[str], ranks: int, folder: Path) -> Start:
     last = max(float(mark.read_text()) for mark in marks)
     for mark in marks:
         mark.unlink()
-    return Start(last - began, ended - began)
+    return Start(last - began, ended - began, _children_cpu() - cpu)
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

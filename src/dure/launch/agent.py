@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -27,7 +27,7 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.events import Event, EventSource
+from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from dure.errors import RankFailed
@@ -40,6 +40,7 @@ from dure.run_folder import RunFolder
 
 _LOOK_SECONDS = 0.03
 _TICK_SECONDS = 0.1
+_UNWIND_SECONDS = 2.0
 _BETTER_CAUSE_SECONDS = 2.0
 _EXIT_SECONDS = 10.0
 _BIRTH_SECONDS = 300.0
@@ -108,6 +109,8 @@ class Plan:
     """How a rank begins, from its number and its environment."""
     returns: bool
     """Whether ranks send home a value; otherwise exit code 0 is success."""
+    reports: bool
+    """Whether ranks say why they fail; a program of its own does not."""
     grace_seconds: float
     """How long ranks that are told to end may take before they are killed."""
     on_tick: Callable[[], None] | None
@@ -183,20 +186,23 @@ class TeamAgent(SimpleElasticAgent):
         report = self._ranks.reports.get(rank)
         code = ended.exit_code if ended is not None else None
         if isinstance(report, RankError):
-            return fault_of(rank, report, code, report.at_ns)
+            # It still prints its traceback and runs its exit hooks: ending it now would cut them off.
+            unwinding = ended is None and _seconds_since(report.at_ns) < _UNWIND_SECONDS
+            return None if unwinding else fault_of(rank, report, code, report.at_ns)
         if ended is None or (ended.exit_code == 0 and (report is not None or not self._plan.returns)):
             return None
         return fault_of(rank, None, code, ended.at_ns)
 
     def _judge(self, faults: list[Fault]) -> None:
-        """Raise the cause, unless a better one may still come: the rank that failed first may still unwind."""
+        """Raise the cause, unless a better one may come: the rank that failed first may still unwind."""
         cause = first_cause(faults)
-        waited = (time.monotonic_ns() - min(fault.at_ns for fault in faults)) / 1e9
+        waited = _seconds_since(min(fault.at_ns for fault in faults))
         others = self._ranks.count - len(faults)
         if cause.weight is Weight.AFTERMATH and others and waited < _BETTER_CAUSE_SECONDS:
             return
         log = self._plan.folder.log(cause.rank)
-        raise rank_failed(cause, log, returned=isinstance(self._ranks.reports.get(cause.rank), Returned))
+        returned = isinstance(self._ranks.reports.get(cause.rank), Returned)
+        raise rank_failed(cause, log, returned=returned, silent=self._plan.reports)
 
     def _hurry_leavers(self) -> None:
         """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""
@@ -208,7 +214,8 @@ class TeamAgent(SimpleElasticAgent):
                     host, log = socket.gethostname(), self._plan.folder.log(rank)
                     raise RankFailed(
                         f"rank {rank} on {host} returned, but its process did not end within "
-                        f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? Its output: {log}",
+                        f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? "
+                        f"Its output: {log}",
                         rank=rank,
                         host=host,
                         details=tail(log),
@@ -221,11 +228,22 @@ class TeamAgent(SimpleElasticAgent):
             values[rank] = pickle.loads(report.value) if isinstance(report, Returned) else None
         return values
 
-    def _construct_event(
-        self, state: str, source: EventSource, worker: Worker | None = None, **_unused: object
+    def _construct_event(  # noqa: PLR0917 - torch's signature
+        self,
+        state: str,
+        source: EventSource,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
     ) -> Event:
         # torch's own asks the name server for this host's full name, for each event that nobody records.
         return Event(f"torchelastic.worker.status.{state}", source=source)
+
+
+def _seconds_since(monotonic_ns: int) -> float:
+    return (time.monotonic_ns() - monotonic_ns) / 1e9
 
 
 def _rank_environment(group: WorkerGroup, worker: Worker) -> dict[str, str]:

@@ -125,25 +125,32 @@ def first_cause(faults: Iterable[Fault]) -> Fault:
     return min(faults, key=lambda fault: (fault.weight, fault.at_ns, fault.rank))
 
 
-def rank_failed(fault: Fault, log: Path, *, returned: bool = False) -> RankFailed:
-    """Turn the cause into the error that the command ends with."""
+def rank_failed(fault: Fault, log: Path, *, returned: bool = False, silent: bool = True) -> RankFailed:
+    """Turn the cause into the error that the command ends with.
+
+    `returned`: the rank had sent its value home before. `silent`: it could have said why, and did not.
+    """
     host = socket.gethostname()
     error = fault.error
     if error is not None:
-        message = error.message if error.expected else f"rank {fault.rank} on {error.host} failed: {error.message}"
+        message = (
+            error.message if error.expected else f"rank {fault.rank} on {error.host} failed: {error.message}"
+        )
         details = "" if error.expected else error.traceback
         return RankFailed(
             message, rank=fault.rank, host=error.host, details=details, exit_code=error.exit_code
         )
     after = " after its function had returned" if returned else ""
-    message = f"rank {fault.rank} on {host} {exit_words(fault.exit_code or 0)}{after}. Its output: {log}"
+    words = exit_words(fault.exit_code or 0, silent=silent)
+    message = f"rank {fault.rank} on {host} {words}{after}. Its output: {log}"
     return RankFailed(message, rank=fault.rank, host=host, details=tail(log))
 
 
-def exit_words(exit_code: int) -> str:
+def exit_words(exit_code: int, *, silent: bool = True) -> str:
     """Say how a process ended that left no word of its own."""
     if exit_code >= 0:
-        return f"ended with exit code {exit_code} and without a word (os._exit, or a library's exit?)"
+        hint = " and without a word (os._exit, or a library's exit?)" if silent else ""
+        return f"ended with exit code {exit_code}{hint}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:

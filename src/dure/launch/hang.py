@@ -157,7 +157,9 @@ def _seconds(standing: Standing, now_ns: int, moved_at: float) -> float:
 
 
 def _no_answer(standing: Standing, pid: int | None) -> str:
-    lines = [f"rank {standing.rank} (pid {pid}) gave no stacks: {_STATES.get(standing.state, standing.state)}."]
+    lines = [
+        f"rank {standing.rank} (pid {pid}) gave no stacks: {_STATES.get(standing.state, standing.state)}."
+    ]
     if standing.beat is not None:
         seconds = (time.monotonic_ns() - standing.beat.at_ns) / 1e9
         lines.append(f"Its last beat: {_place(standing)}, {seconds:.1f} s ago.")

@@ -26,7 +26,6 @@ def run_as_main(
     """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
-    main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     switch = ["-m"] if module else []
     sys.orig_argv = [sys.executable, "-u", *switch, target, *argv]
@@ -46,7 +45,8 @@ def run_as_main(
         return code
     except BaseException as error:
         report(error)
-        sys.excepthook(type(error), error, own_frames(error.__traceback__))
+        error.__traceback__ = own_frames(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

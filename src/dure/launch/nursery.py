@@ -71,7 +71,9 @@ def main(control: int, launcher: int, preload: tuple[str, ...], fresh_path: list
     """
     nursery = os.getpid()
     lineage.die_with(launcher)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the launcher decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches everyone in the terminal; the launcher decides
     _import(preload)
     lineage.adopt_orphans()
     lineage.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
@@ -104,11 +106,11 @@ def _serve(launcher: Connection) -> Birth | None:
     signal.set_wakeup_fd(wake_write)
     ranks: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([launcher, wake_read], [], [])
+        ready, _, _ = select.select([launcher.fileno(), wake_read], [], [])
         if wake_read in ready:
             os.read(wake_read, 4096)
             _report_ends(launcher, ranks)
-        if launcher in ready:
+        if launcher.fileno() in ready:
             try:
                 births: list[Birth] = pickle.loads(launcher.recv_bytes())
             except (EOFError, OSError):
@@ -163,11 +165,13 @@ def _end_descendants(ranks: list[int]) -> None:
         time.sleep(0.002)
 
 
-def command(control: int, launcher: int, preload: tuple[str, ...], search_path: list[str] | None) -> list[str]:
+def command(
+    control: int, launcher: int, preload: tuple[str, ...], search_path: list[str] | None
+) -> list[str]:
     """Return the command line of a nursery that imports from `search_path` (None: as a fresh interpreter)."""
     source = str(Path(__file__).parents[2])  # `dure` itself is found where the launcher found it
     code = (
-        "import sys; fresh = sys.path[1:]\n"
+        "import sys; fresh = sys.path[0 if sys.flags.safe_path else 1 :]\n"
         f"sys.path[:] = {search_path!r} or [*fresh, {source!r}]\n"
         "from dure.launch.nursery import main\n"
         f"sys.exit(main({control}, {launcher}, {preload!r}, fresh))"

@@ -84,8 +84,12 @@ def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
     start: RankStart = pickle.loads(birth.start)
     os.environ.clear()
     os.environ.update(start.env)
-    os.chdir(start.folder)
-    _redirect(birth, start.log)
+    try:
+        os.chdir(start.folder)
+        _redirect(birth, start.log)
+    except OSError as error:  # the folder is gone, or the disk is full
+        _send(birth.report, describe(error, start.rank))
+        return 1
     match start.work:
         case Command(argv):
             os.execvp(argv[0], argv)
@@ -176,7 +180,9 @@ def _stacks_on_signal(path: Path) -> int | None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError:
         descriptor = None
-    faulthandler.register(signal.SIGUSR2, file=sys.stderr if descriptor is None else descriptor, all_threads=True)
+    faulthandler.register(
+        signal.SIGUSR2, file=sys.stderr if descriptor is None else descriptor, all_threads=True
+    )
     return descriptor
 
 

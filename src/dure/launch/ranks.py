@@ -1,4 +1,4 @@
-"""The ranks of this host as processes: start them, look at them, end them. No call waits without a deadline."""
+"""The ranks of this host as processes: start, look, end. No call waits without a deadline."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class Ranks:
         ours, theirs = socket.socketpair()
         with theirs:
             self._nursery = subprocess.Popen(
-                command(theirs.fileno(), os.getpid(), tuple(preload), list(search_path) if search_path else None),
+                command(
+                    theirs.fileno(), os.getpid(), tuple(preload), list(search_path) if search_path else None
+                ),
                 env=dict(env),
                 pass_fds=[theirs.fileno(), *self._report_writes, *self._console_ends()],
             )
@@ -106,7 +108,7 @@ class Ranks:
                 match self._line.recv():
                     case Born(rank, pid):
                         self.pids[rank] = pid
-                        # A pid may be given to another process one day; this descriptor always means the rank.
+                        # A pid may come to mean another process; this descriptor always means the rank.
                         with contextlib.suppress(OSError):
                             self._pidfds[rank] = os.pidfd_open(pid)
                     case Ended() as ended:

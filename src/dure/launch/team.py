@@ -106,8 +106,15 @@ def launch(
                 whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.resolve())}
                 return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank))
 
-            returns = isinstance(work(0), Call)
-            plan = Plan(folder, start, returns, grace_seconds, on_tick)
+            kind = work(0)
+            plan = Plan(
+                folder,
+                start,
+                returns=isinstance(kind, Call),
+                reports=not isinstance(kind, Command),
+                grace_seconds=grace_seconds,
+                on_tick=on_tick,
+            )
             watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
             result = TeamAgent(listener, plan, processes, stop, watch).run()
             if result is None:
