@@ -59,7 +59,8 @@ def run_team(
         work,
         ranks=ranks,
         folder=folder,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        # DURE_RUN tells a rank where its pulse belongs; one that beats elsewhere would be taken for hung.
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), "DURE_RUN": str(folder.path.absolute())},
         preload=(*preload, module),
         search_path=search_path,
         hang_seconds=hang_seconds,
