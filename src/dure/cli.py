@@ -71,7 +71,7 @@ def train(
     """
     from dure.job import load_job
 
-    loaded = load_job(job, _settings(settings or [], ranks))
+    loaded = load_job(job, _settings(settings or []), ranks)
     if print_config:
         _print_config(loaded)
         return
@@ -184,20 +184,13 @@ def bench_step(
 def main() -> None:
     """Run the command line; a failure is one line on stderr and the exit code that belongs to it."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as exit_:
-        sys.exit(exit_.exit_code)
-    except typer.Abort:
-        sys.exit(130)
+        app()
     except RankFailed as failed:
         if failed.details:
             print(failed.details.rstrip(), file=sys.stderr)
         _fail(failed)
     except DureError as error:
         _fail(error)
-    except _click_error() as error:
-        error.show()
-        sys.exit(2)
 
 
 def _fail(error: DureError) -> NoReturn:
@@ -205,21 +198,13 @@ def _fail(error: DureError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _click_error() -> type[Any]:
-    import click
-
-    return click.ClickException
-
-
-def _settings(options: list[str], ranks: int | None) -> dict[str, str]:
+def _settings(options: list[str]) -> dict[str, str]:
     settings = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
         settings[key.strip()] = value.strip()
-    if ranks is not None:
-        settings["team.ranks"] = str(ranks)
     return settings
 
 

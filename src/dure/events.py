@@ -186,7 +186,7 @@ def read_events(path: Path) -> Iterator[Event]:
     """The events of one rank, in order; a line that a crash cut short ends the reading."""
     try:
         file = path.open(encoding="utf-8")
-    except FileNotFoundError:
+    except OSError:
         return
     with file:
         for line in file:

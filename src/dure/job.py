@@ -209,8 +209,9 @@ class LoadedJob:
         }
 
 
-def load_job(path: Path, settings: Mapping[str, str] | None = None) -> LoadedJob:
-    """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file."""
+def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int | None = None) -> LoadedJob:
+    """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
+    `ranks` (the option of its own) beats them."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -224,7 +225,10 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None) -> LoadedJob
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"{path} is not valid TOML: {error}") from None
     sources = dict.fromkeys(_leaves(raw), path.name)
-    for dotted, (value, source) in _parsed(settings or {}).items():
+    given = _parsed(settings or {})
+    if ranks is not None:
+        given["team.ranks"] = (ranks, f"--ranks {ranks}")
+    for dotted, (value, source) in given.items():
         _put(raw, dotted, value)
         sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
         sources[dotted] = source

@@ -265,8 +265,8 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.done()
+        if error is None or self.world.size == 1:
+            self.done()  # after a failure others may wait in a collective, and leaving would wait for them
 
     def _lockstep(self, model: DistributedDataParallel) -> Lockstep:
         try:

@@ -128,7 +128,9 @@ class Float16Points(Points):
 def groups(model):
     decayed = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
-    return torch.optim.AdamW([{"params": decayed}, {"params": rest, "weight_decay": 0.0, "lr": 5e-3}], fused=True)
+    return torch.optim.AdamW(
+        [{"params": decayed}, {"params": rest, "weight_decay": 0.0, "lr": 5e-3}], fused=True
+    )
 
 
 def adam(model):

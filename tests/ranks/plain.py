@@ -35,8 +35,14 @@ def one_sgd_step(_folder):
             optimizer.step()
         mine = list(ours.module.parameters())
         moved = max(float((a - b).detach().abs().max()) for a, b in zip(mine, start.values(), strict=True))
-        apart = max(float((a - b).detach().abs().max()) for a, b in zip(mine, theirs.parameters(), strict=True))
-        return moved, apart, [batch.ids for batch in team.batches(data, global_batch=64, steps=1, shuffle=False)]
+        apart = max(
+            float((a - b).detach().abs().max()) for a, b in zip(mine, theirs.parameters(), strict=True)
+        )
+        return (
+            moved,
+            apart,
+            [batch.ids for batch in team.batches(data, global_batch=64, steps=1, shuffle=False)],
+        )
 
 
 def document_averages(_folder):

@@ -7,7 +7,7 @@ Every run proves at every step that parameters, buffers and optimizer state agre
 import json
 
 import pytest
-from conftest import EXAMPLES, train
+from commands import EXAMPLES, train
 
 from dure.events import Proved, read_events
 from dure.run_folder import RunFolder
@@ -30,17 +30,27 @@ def job_of(name, storage):
 def run(name, ranks, storage, folder, *arguments):
     job, settings = job_of(name, storage)
     every_step = ("--set", "train.prove_every=1")
-    return train(job, folder, "--ranks", ranks, *settings, *every_step, *arguments, deadline_seconds=500).summary
+    return train(
+        job, folder, "--ranks", ranks, *settings, *every_step, *arguments, deadline_seconds=500
+    ).summary
 
 
 def steps_proved(folder, ranks):
-    return [[e.step for e in read_events(RunFolder(folder).events(r)) if isinstance(e, Proved)] for r in range(ranks)]
+    return [
+        [e.step for e in read_events(RunFolder(folder).events(r)) if isinstance(e, Proved)]
+        for r in range(ranks)
+    ]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "epochs", "teams"),
-    [("tiny_transformer", 1, (1, 3, 8)), ("cnn_batchnorm", 1, (1, 2)), ("cats", 1, (2, 4)), ("odd", 2, (1, 5))],
+    [
+        ("tiny_transformer", 1, (1, 3, 8)),
+        ("cnn_batchnorm", 1, (1, 2)),
+        ("cats", 1, (2, 4)),
+        ("odd", 2, (1, 5)),
+    ],
 )
 def test_short_runs_have_the_same_bits_on_every_number_of_ranks(name, epochs, teams, storage, tmp_path):
     shas = {}

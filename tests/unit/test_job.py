@@ -54,6 +54,13 @@ def test_a_setting_beats_the_file_and_every_value_has_its_source(job):
     assert sources["model.args"][1] == "--set model.args.width=4"
 
 
+def test_an_option_of_its_own_is_the_source_it_names(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(GOOD)
+    values = {key: (value, source) for key, value, source in all_values(load_job(path, {}, 4))}
+    assert values["team.ranks"] == (4, "--ranks 4")
+
+
 def test_the_ranks_read_what_the_launcher_wrote(job):
     loaded = job()
     assert LoadedJob.from_json(loaded.to_json()) == loaded
@@ -94,7 +101,7 @@ def test_the_learning_rate_has_one_home(job):
 
 
 def test_broken_toml_and_missing_files_are_told(job, tmp_path):
-    refused(job, "not valid TOML", "line", text="[model")
+    refused(job, "not valid TOML", "line 2", text="[model]\nfactory = = 1\n")
     with pytest.raises(JobError, match="no job file"):
         load_job(tmp_path / "nowhere.toml")
 

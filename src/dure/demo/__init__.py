@@ -23,4 +23,4 @@ def prepare(storage: Path, ranks: int) -> LoadedJob:
     script = (HERE / "ddp.py").read_bytes()
     if not (storage / "ddp.py").exists():
         write_whole(storage / "ddp.py", script)
-    return load_job(HERE / "cats.toml", {"storage": str(storage.absolute()), "team.ranks": str(ranks)})
+    return load_job(HERE / "cats.toml", {"storage": str(storage.absolute())}, ranks)
