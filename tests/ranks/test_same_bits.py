@@ -57,7 +57,7 @@ def test_short_runs_have_the_same_bits_on_every_number_of_ranks(name, epochs, te
     for ranks in teams:
         folder = tmp_path / f"{name}-{ranks}"
         summary = run(name, ranks, storage, folder, "--set", f"train.epochs={epochs}")
-        shas[ranks] = summary["weights_sha256"]
+        shas[ranks] = (summary["weights_sha256"], summary["recipe"], summary["loss"], str(summary["metrics"]))
         assert summary["ledger"]["exactly_once"] is True
         assert len(set(summary["fingerprints"])) == 1
         assert len(summary["fingerprints"]) == ranks
@@ -75,8 +75,10 @@ def test_100_steps_have_the_same_bits_on_1_2_3_4_5_and_8_ranks_and_again(name, s
         summary = run(name, ranks, storage, tmp_path / f"{name}-{attempt}")
         assert summary["steps"] >= 100
         assert summary["ledger"]["exactly_once"] is True
-        found[attempt, ranks] = (summary["weights_sha256"], summary["recipe"], summary["loss"])
+        found[attempt, ranks] = (
+            summary["weights_sha256"], summary["recipe"], summary["loss"], str(summary["metrics"])
+        )  # fmt: skip
         proved = steps_proved(tmp_path / f"{name}-{attempt}", ranks)
         assert proved == [[*range(summary["steps"]), summary["steps"] - 1]] * ranks
-    print(json.dumps({f"{name} on {ranks}": sha for (_, ranks), (sha, _, _) in found.items()}))
+    print(json.dumps({f"{name} on {ranks}": sha for (_, ranks), (sha, *_) in found.items()}))
     assert len(set(found.values())) == 1

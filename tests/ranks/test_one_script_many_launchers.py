@@ -1,0 +1,108 @@
+"""The same ddp.py, unchanged, under dure run, torchrun, plain python and by hand: the same bits each time."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from commands import EXAMPLES, dure
+
+SCRIPT = EXAMPLES / "ddp.py"
+
+
+@pytest.fixture
+def script(storage):
+    """The demo put the script beside its data, as on a shared storage."""
+    assert (storage / "ddp.py").read_bytes() == SCRIPT.read_bytes()
+    return storage / "ddp.py"
+
+
+def fingerprints(output, ranks):
+    found = dict(re.findall(rf"rank (\d+) of {ranks}: (\w{{16}})", output))
+    assert sorted(map(int, found)) == list(range(ranks)), output
+    return set(found.values())
+
+
+@pytest.fixture(scope="module")
+def alone(storage):
+    """`python ddp.py`: one rank."""
+    ran = run([sys.executable, storage / "ddp.py"])
+    (fingerprint,) = fingerprints(ran, 1)
+    assert re.search(r"epoch 0: loss 0\.\d+", ran)
+    return fingerprint
+
+
+def run(command, **env):
+    ran = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, **env},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_under_dure_run(script, alone, tmp_path):
+    ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", "--epochs", 1)
+    assert ended.code == 0, ended.err
+    assert fingerprints(ended.out, 4) == {alone}
+    assert "rank 3 of 4" in (tmp_path / "run" / "logs" / "rank-3.log").read_text()
+
+
+def test_under_torchrun(script, alone):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {alone}
+
+
+def by_hand(script, rank, port, size):
+    command = [sys.executable, script, "--rank", rank, "--world-size", size, "--master", f"127.0.0.1:{port}"]
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_by_hand_in_several_terminals_as_the_document_draws_it(script, alone):
+    port = free_port()
+    ranks = [by_hand(script, rank, port, 3) for rank in (2, 0, 1)]
+    told = [rank.communicate(timeout=110) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], told
+    assert fingerprints("".join(out for out, _ in told), 3) == {alone}
+
+
+def test_by_hand_a_port_in_use_is_told(script):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        rank = by_hand(script, 0, port, 2)
+        _, err = rank.communicate(timeout=110)
+    assert rank.returncode != 0
+    assert f"port {port} on 127.0.0.1 is in use" in err
+
+
+def test_by_hand_a_rank_that_never_comes_is_named(script):
+    code = (
+        "import sys, runpy; import dure.exchange.group as group; group.JOIN_SECONDS = 3.0\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, script, "--rank", 0, "--world-size", 3]
+    ran = subprocess.run(
+        [*map(str, command), "--master", f"127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ran.returncode != 0
+    assert "for rank(s) 1, 2; start all 3 ranks" in ran.stderr

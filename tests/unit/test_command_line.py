@@ -1,0 +1,55 @@
+"""The command line answers at once, without torch, and its settings show where they come from."""
+
+import subprocess
+import sys
+import time
+
+from commands import EXAMPLES, dure
+
+
+def imports(code):
+    """The heavy packages that a piece of code imports."""
+    shown = f"import sys\n{code}\nprint(*sorted({{'torch', 'numpy', 'rich'}} & set(sys.modules)))"
+    return subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_light_rooms_start_without_torch():
+    for module in ("dure", "dure.cli", "dure.report", "dure.display", "dure.launch", "dure.job", "dure.demo"):
+        assert imports(f"import {module}") == [], module
+
+
+def test_help_teaches_and_answers_at_once():
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        ended = dure("--help")
+        seconds.append(time.perf_counter() - began)
+    print(f"dure --help: {min(seconds):.2f} s")
+    assert ended.code == 0
+    for word in ("train", "run", "demo", "bench"):
+        assert word in ended.out
+    assert min(seconds) < 3.0  # the bar is 0.3 s; a loaded machine must not fail the test
+    assert "Exit codes" in dure("train", "--help").out
+
+
+def test_print_config_shows_every_value_with_its_source():
+    ended = dure(
+        "train", EXAMPLES / "tiny_transformer.toml", "--ranks", 3, "--set", "train.lr=0.5", "--print-config"
+    )
+    rows = {line.split()[0]: line for line in ended.out.splitlines()}
+    assert rows["team.ranks"].endswith("--ranks 3")
+    assert rows["train.lr"].endswith("--set train.lr=0.5")
+    assert rows["team.shards"].endswith(("default", "tiny_transformer.toml"))
+    assert rows["train.optimizer"].endswith("tiny_transformer.toml")
+
+
+def test_the_public_names_are_pinned():
+    import dure as package
+
+    assert sorted(package.__all__) == [
+        "Batch", "Batches", "Judged", "Team", "World", "__version__", "arguments", "start",
+    ]  # fmt: skip
+    for name in package.__all__:
+        assert getattr(package, name) is not None
