@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -162,23 +163,30 @@ def bench_start(
     as_json: Json = False,
 ) -> None:
     """How long until N ranks pass a first barrier: dure run against torchrun, in the same run."""
-    from dure.bench.start import bench_start as measure
+    from dure.bench import start
 
-    _print_figures(measure(ranks=ranks, rounds=rounds), as_json)
+    _print_figures(start, start.bench_start(ranks=ranks, rounds=rounds), as_json)
 
 
 @bench.command("step")
 def bench_step(
-    ranks: Annotated[str, typer.Option(help="Team sizes, with commas.")] = "2,4",
+    ranks: Annotated[
+        str, typer.Option(help="Team sizes, with commas; a team of 1 is always measured too.")
+    ] = "2,4",
     rounds: Annotated[int, typer.Option(help="Interleaved rounds of each; medians are printed.")] = 5,
     steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Step time of a 9 M-parameter transformer: no exchange, dure, DDP, Accelerate, Fabric side by side."""
-    from dure.bench.step import bench_step as measure
+    from dure.bench import step
 
-    sizes = [int(size) for size in ranks.split(",")]
-    _print_figures(measure(sizes=sizes, rounds=rounds, steps=steps), as_json)
+    try:
+        sizes = [int(size) for size in ranks.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--ranks {ranks}: write team sizes with commas between them, such as --ranks 2,4"
+        ) from None
+    _print_figures(step, step.bench_step(sizes=sizes, rounds=rounds, steps=steps), as_json)
 
 
 def main() -> None:
@@ -234,5 +242,11 @@ def _new_run(run_dir: Path | None, name: str) -> RunFolder:
     return folder
 
 
-def _print_figures(figures: dict[str, object], as_json: bool) -> None:
-    print(json.dumps(figures) if as_json else json.dumps(figures, indent=1))
+def _print_figures(room: ModuleType, figures: dict[str, object], as_json: bool) -> None:
+    """Print a bench's figures: in its own words where it has some, else as JSON that can be read."""
+    if as_json:
+        print(json.dumps(figures))
+    elif hasattr(room, "in_words"):
+        print(room.in_words(figures))
+    else:
+        print(json.dumps(figures, indent=1))

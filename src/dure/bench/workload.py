@@ -1,0 +1,43 @@
+"""What the step bench trains, and what a rank brings home. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIMIT, DURE, DDP = "limit", "dure", "ddp"
+FINER = "dure_finer"
+"""dure with more shards than ranks."""
+LIBRARIES = {"accelerate": "accelerate", "fabric": "lightning_fabric"}
+"""Contenders that need a package that may not be there."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The same model, data and optimizer for every contender: 9.0 million parameters, a step of about a
+    seventh of a second on two cores, so that synchronisation is a large part of it and shows."""
+
+    width: int = 320
+    layers: int = 6
+    heads: int = 5
+    vocabulary: int = 2560
+    seq: int = 32
+    global_batch: int = 16
+    shards: int = 8
+    """Shards of the runs that show the price of exactness."""
+    batches: int = 4
+    """Global batches that are made before the clock runs, and used in turn."""
+    lr: float = 1e-4
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """What one rank measured. A list has one entry a round."""
+
+    parameters: int
+    seconds: dict[str, list[float]]
+    """Of one step, by contender."""
+    cpu_seconds: dict[str, list[float]]
+    """Of one step, over all threads of this rank."""
+    differences: dict[str, float]
+    """How far a contender's weights are from dure's after their first step, at most."""

@@ -1,0 +1,121 @@
+"""The step bench measures what it says, and only contenders that train the same."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from dure.bench import contenders, step
+from dure.bench.rounds import check_first_step
+from dure.bench.workload import LIBRARIES, Workload
+from dure.errors import DureError, RankFailed, UsageError
+from dure.launch import run_team
+from dure.run_folder import RunFolder
+from dure.team import start
+
+TINY = Workload(width=16, layers=1, heads=2, vocabulary=32, seq=4, global_batch=8, batches=2)
+PEERS = {"ddp", "accelerate", "fabric"}
+
+
+def left_alone(module, load, data):
+    """A contender that claims to be DDP and synchronises nothing."""
+    return contenders.limit(module, load, data)
+
+
+def faster_learner(module, load, data):
+    """A contender whose ranks agree, and yet train something else than ours."""
+    return contenders.ddp(module, load, [(tokens, following.roll(1)) for tokens, following in data])
+
+
+def check_an_impostor(impostor):
+    """In a rank: the check that every contender goes through, with one that is not what it says."""
+    with start(shards=2) as team, start(shards=8) as finer:
+        contenders.PEERS["ddp"] = globals()[impostor]
+        found = contenders.make_contenders(["limit", "dure", "ddp"], TINY, team, finer)
+        check_first_step(found, team)
+
+
+@pytest.fixture(scope="module")
+def figures():
+    missing = [package for package in LIBRARIES.values() if not step.importlib.util.find_spec(package)]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed")
+    # The ranks themselves raise unless weights agree between ranks and, after the first step, with dure's.
+    return step.bench_step(sizes=[2], rounds=2, steps=1, load=TINY)
+
+
+def test_every_contender_is_timed_side_by_side_and_set_against_the_limit(figures):
+    assert figures["not_installed"] == []
+    assert (figures["seq"], figures["global_batch"], figures["rounds"]) == (4, 8, 2)
+    model = contenders.Transformer(TINY)
+    assert figures["model_parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    (result,) = figures["results"]
+    assert (result["ranks"], result["shards"]) == (2, 2)
+    assert set(result["contenders"]) == {"limit", "dure", *PEERS}
+    for measured in result["contenders"].values():
+        assert measured["step_ms"] > 0
+        assert measured["cpu_s"] > 0
+        assert len(measured["round_ms"]) == 2
+    base = result["contenders"]["limit"]["step_ms"]
+    for name in ("dure", *PEERS):
+        added = result["contenders"][name]["step_ms"] - base
+        assert result["sync_added_ms"][name] == pytest.approx(added, abs=0.011)
+        assert result["missing_to_limit"][name] == pytest.approx(added / base, abs=1e-3)
+    assert set(result["weights_off_dure"]) == PEERS
+    assert json.loads(json.dumps(figures)) == figures
+
+
+def test_the_price_of_exactness_is_measured_on_one_rank_too(figures):
+    assert [(row["ranks"], row["shards"]) for row in figures["exactness"]] == [(1, 8), (2, 8)]
+    for row in figures["exactness"]:
+        assert row["price"] == pytest.approx(row["dure_ms"] / row["ddp_ms"] - 1, abs=1e-3)
+
+
+def test_figures_are_told_in_words(figures):
+    words = step.in_words(figures)
+    for name in ("limit", "dure", *PEERS, "price of exactness", "2 ranks, 2 shards"):
+        assert name in words
+
+
+def test_a_peer_that_is_not_installed_is_null_and_said(figures):
+    (result,) = figures["results"]
+    without = {**result, "contenders": {**result["contenders"], "fabric": None}}
+    words = step.in_words({**figures, "not_installed": ["fabric"], "results": [without]})
+    assert "fabric is not installed: pip install 'lightning-fabric'" in words
+
+
+@pytest.mark.parametrize(
+    ("impostor", "complaint"),
+    [("left_alone", "ddp's replicas differ"), ("faster_learner", "they do not train the same")],
+)
+def test_a_contender_that_does_not_train_the_same_is_refused(impostor, complaint, tmp_path):
+    with pytest.raises(RankFailed, match=complaint):
+        run_team(
+            "test_bench_step:check_an_impostor",
+            (impostor,),
+            ranks=2,
+            folder=RunFolder(tmp_path),
+            hang_seconds=60,
+        )
+
+
+def test_a_library_that_does_not_wrap_the_model_in_ddp_is_refused():
+    with pytest.raises(DureError, match="without DistributedDataParallel"):
+        contenders._must_be_ddp("accelerate", nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("sizes", [[1], [3], [16]])
+def test_team_sizes_that_cannot_be_compared_are_refused(sizes):
+    with pytest.raises(UsageError, match="use 2, 4, 8"):
+        step.bench_step(sizes=sizes)
+
+
+def test_the_bench_model_has_about_nine_million_parameters():
+    with torch.device("meta"):
+        model = contenders.Transformer(Workload())
+    assert 8.5e6 < sum(parameter.numel() for parameter in model.parameters()) < 9.5e6
