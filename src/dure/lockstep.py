@@ -167,11 +167,11 @@ class Lockstep:
 
     def _backward(self, total: torch.Tensor, step: StepExchange | None) -> None:
         if step is None:
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             return
         self._exchange.begin(step)
         try:
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
         except RuntimeError:
             self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
             raise

@@ -190,6 +190,9 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 class _NoCollectives(TorchDispatchMode):
     """Refuses collectives inside the forward and backward pass, by name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             raise ModelRefused(

@@ -168,6 +168,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "partly": "{seen:,} seen, no complete epoch",
         "unrecorded": "{seen:,} seen (not all recorded, so not checked)",
         "loss": "loss",
+        "held_out": "held out",
         "speed": "speed",
         "speed_line": "{speed:,.0f} samples/s over {steps} steps",
         "weights": "weights",
@@ -192,6 +193,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "partly": "{seen:,}개를 봄, 완전한 에포크 없음",
         "unrecorded": "{seen:,}개를 봄 (기록이 완전하지 않아 확인하지 못함)",
         "loss": "손실",
+        "held_out": "평가",
         "speed": "속도",
         "speed_line": "초당 샘플 {speed:,.0f}개, {steps} 스텝",
         "weights": "가중치",
@@ -216,7 +218,7 @@ def in_words(summary: Summary, language: Language) -> str:
         (word["model"], word["model_line"].format(**facts)),
         (word["data"], _samples_line(summary, word)),
         (word["loss"], f"{summary.loss:.6g}"),
-        *((name, _metric(name, value)) for name, value in summary.metrics.items()),
+        *([(word["held_out"], _metrics_line(summary.metrics))] if summary.metrics else []),
         (word["speed"], word["speed_line"].format(speed=summary.samples_per_second, steps=summary.steps)),
         *_weights_rows(summary, word),
     ]
@@ -260,7 +262,7 @@ def _weights_rows(summary: Summary, word: dict[str, str]) -> list[tuple[str, str
 
 
 def _metrics_line(metrics: dict[str, float]) -> str:
-    return " ".join(f"{name} {_metric(name, value)}" for name, value in metrics.items())
+    return " · ".join(f"{name} {_metric(name, value)}" for name, value in metrics.items())
 
 
 def _metric(name: str, value: float) -> str:
