@@ -1,0 +1,118 @@
+"""The documentation says what the code says, and both languages say the same."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAIRS = [(page, page.with_suffix(".ko.md")) for page in PAGES if page.with_suffix(".ko.md").exists()]
+
+
+def job_settings():
+    """tools/job_settings.py, which is not in a package."""
+    spec = importlib.util.spec_from_file_location("job_settings", ROOT / "tools" / "job_settings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def all_rows():
+    tool = job_settings()
+    return [row for prefix, section in tool.sections() for row in tool.rows(prefix, section)]
+
+
+def parts(page):
+    """A page's text outside of its code blocks, and the blocks."""
+    pieces = re.split(r"^```.*\n", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return "\n".join(pieces[::2]), pieces[1::2]
+
+
+def heading_levels(page):
+    return [len(marks) for marks in re.findall(r"^(#+) ", parts(page)[0], flags=re.MULTILINE)]
+
+
+def commands(page):
+    """What a reader types: lines after `$ `. The Korean page may ask for Korean output."""
+    lines = [line for block in parts(page)[1] for line in block.splitlines()]
+    return [line.removesuffix(" --lang ko") for line in lines if line.startswith("$ ")]
+
+
+def anchors(page):
+    """The names that GitHub gives to headings."""
+    titles = re.findall(r"^#+ (.*)$", parts(page)[0], flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_setting_is_in_the_english_page_with_its_default_and_sentence():
+    text = (ROOT / "docs" / "job.md").read_text(encoding="utf-8")
+    missing = [key for key, default, words in all_rows() if f"| `{key}` | {default} | {words} |" not in text]
+    assert missing == []
+
+
+def test_every_setting_is_in_the_korean_page_with_its_default():
+    text = (ROOT / "docs" / "job.ko.md").read_text(encoding="utf-8")
+    korean = {"required": "필수", "none": "없음"}
+    missing = [
+        key for key, default, _ in all_rows() if f"| `{key}` | {korean.get(default, default)} | " not in text
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", ["job.md", "job.ko.md"])
+def test_no_page_names_a_setting_that_is_gone(name):
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w.]+)` \|", text, flags=re.MULTILINE)) == {
+        key for key, _, _ in all_rows()
+    }
+
+
+def test_the_pages_that_a_newcomer_needs_are_there_in_korean():
+    assert {page.name for page, _ in PAIRS} == {"README.md", "exactness.md", "job.md", "launching.md"}
+
+
+@pytest.mark.parametrize(("english", "korean"), PAIRS, ids=lambda page: page.name)
+def test_both_languages_have_the_same_sections(english, korean):
+    assert heading_levels(english) == heading_levels(korean)
+
+
+@pytest.mark.parametrize(("english", "korean"), PAIRS, ids=lambda page: page.name)
+def test_both_languages_show_the_same_commands(english, korean):
+    assert commands(english) == commands(korean)
+    assert len(parts(english)[1]) == len(parts(korean)[1])
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+def test_the_annotated_job_is_the_example(name):
+    """Its keys and values, without the notes."""
+    import tomllib
+
+    jobs = [block for block in parts(ROOT / name)[1] if block.startswith('name = "cats"')]
+    example = tomllib.loads((ROOT / "examples" / "cats.toml").read_text(encoding="utf-8"))
+    assert [tomllib.loads(job) for job in jobs] == [example]
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+def test_the_map_has_one_line_for_every_room(name):
+    (block,) = (block for block in parts(ROOT / name)[1] if block.startswith("src/dure/"))
+    named = {line.split()[0].rstrip("/") for line in block.splitlines()[1:]}
+    package = ROOT / "src" / "dure"
+    rooms = {path.name for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    assert named == rooms - {"__init__.py", "__main__.py"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", parts(page)[0]):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
