@@ -40,6 +40,8 @@ class Setting:
     sync: bool
     device: torch.device
     precision: str = "fp32"
+    deadline_seconds: float = 150.0
+    """How long a rank waits for another."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,6 @@ class Lockstep:
         model: DistributedDataParallel,
         setting: Setting,
         exchanger: Exchanger,
-        totals_group: Group,
         group: Group,
         pulse: Pulse,
         *,
@@ -79,7 +80,7 @@ class Lockstep:
         self._stack = SubtreeStack(self._parameters)
         self._step = 0
         self._exchange = GradientExchange(
-            exchanger, totals_group, self._stack, lambda: pulse.beat(self._step, Phase.EXCHANGE)
+            exchanger, self._stack, lambda: pulse.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
 

@@ -38,6 +38,7 @@ from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
 from dure.reduce.exchanger import Alone, Exchanger, OverGloo
+from dure.reduce.shared import share_or_none
 from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, wrap
 from dure.results import Apart
 from dure.run_folder import RunFolder
@@ -71,12 +72,13 @@ def start(
             f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
     torch.set_num_threads(threads)
-    join_world(world, deadline_seconds=hang_seconds + 30.0)
+    deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
+    join_world(world, deadline_seconds)
     chosen = _choose_device(device, world)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         torch.use_deterministic_algorithms(True)
-    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision)
+    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision, deadline_seconds)
     folder = os.environ.get("DURE_RUN")
     team = Team(world, setting, threads, Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None))
     team.agree({"seed": seed, "shards": shards, "threads": threads, "sync": sync, "precision": precision})
@@ -147,7 +149,6 @@ class Team:
             model,
             self.setting,
             self._exchanger(),
-            self._groups.totals if self.setting.sync else Group(None, 0, 1),
             self.group,
             self.pulse,
             find_unused=find_unused,
@@ -275,9 +276,14 @@ class Team:
             raise UsageError("this model is not of this team; use what team.replicate returned") from None
 
     def _exchanger(self) -> Exchanger:
-        if self.world.size == 1 or not self.setting.sync:
-            return Alone()
-        return OverGloo(self._groups.gradients, self.rank, self.world.size)
+        setting, groups = self.setting, self._groups
+        if self.world.size == 1 or not setting.sync:
+            return Alone(self.rank)
+        if self.world.nodes == 1 and setting.device.type == "cpu":
+            shared = share_or_none(groups.totals, setting.shards, setting.deadline_seconds)
+            if shared is not None:
+                return shared
+        return OverGloo(groups.gradients, groups.totals)
 
 
 def _make_groups(setting: Setting) -> _Groups:

@@ -12,11 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from dure import tree
-
-
-def adding_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Low-precision gradients are added in fp32."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+from dure.reduce.exchanger import adding_dtype
 
 
 class SubtreeStack:
