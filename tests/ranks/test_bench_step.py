@@ -66,6 +66,8 @@ def test_every_contender_is_timed_side_by_side_and_set_against_the_limit(figures
         added = result["contenders"][name]["step_ms"] - base
         assert result["sync_added_ms"][name] == pytest.approx(added, abs=0.011)
         assert result["missing_to_limit"][name] == pytest.approx(added / base, abs=1e-3)
+        cpu = result["contenders"][name]["cpu_s"] - result["contenders"]["limit"]["cpu_s"]
+        assert result["sync_added_cpu_s"][name] == pytest.approx(cpu, abs=1e-6)
     assert set(result["weights_off_dure"]) == PEERS
     assert json.loads(json.dumps(figures)) == figures
 
