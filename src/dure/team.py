@@ -121,6 +121,10 @@ class Team:
         """All ranks, for small exchanges on the training thread."""
         return self._groups.main
 
+    def exchange_group(self) -> Group:
+        """All ranks, for a thread that exchanges gradients."""
+        return self._groups.totals
+
     def agree(self, facts: Mapping[str, object]) -> None:
         """Raise unless all ranks hold the same facts."""
         own = {**facts, "torch": torch.__version__}
