@@ -20,7 +20,7 @@ from dure.errors import JobError, ModelRefused, NotFinite
 from dure.exchange.group import Group
 from dure.loss import LossSum, SumAndCount
 from dure.pulse import Phase, Pulse
-from dure.reduce.exchanger import Exchanger, Pieces
+from dure.reduce.exchanger import Exchanger, Pieces, Wire
 from dure.reduce.hook import GradientExchange, StepExchange, StepTotals
 from dure.reduce.stack import SubtreeStack
 from dure.replica import Buffers, ProbeResult, probe
@@ -63,6 +63,7 @@ class Lockstep:
         model: DistributedDataParallel,
         setting: Setting,
         exchanger: Exchanger,
+        wire: Wire,
         group: Group,
         pulse: Pulse,
         *,
@@ -80,7 +81,7 @@ class Lockstep:
         self._stack = SubtreeStack(self._parameters, keep_gradients=find_unused)
         self._step = 0
         self._exchange = GradientExchange(
-            exchanger, self._stack, lambda: pulse.beat(self._step, Phase.EXCHANGE)
+            exchanger, self._stack, wire, lambda: pulse.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
 

@@ -36,7 +36,10 @@ def bench_reduce(
         "results": [
             {
                 "mib": size,
-                **{f"{name}_ms": _median_ms(results, name, size) for name in ("dure", "gloo", "openmpi", "memcpy")},
+                **{
+                    f"{name}_ms": _median_ms(results, name, size)
+                    for name in ("dure", "gloo", "openmpi", "memcpy")
+                },
                 "wire_limit_ms": None,
             }
             for size in mib
@@ -75,13 +78,25 @@ def _openmpi(folder: Path, ranks: int) -> Iterator[str | None]:
     """OpenMPI's ranks, asleep; None where mpirun or mpi4py is not installed."""
     python = "/usr/bin/python3"
     mpirun = shutil.which("mpirun")
-    if mpirun is None or subprocess.run([python, "-c", "import mpi4py"], capture_output=True, check=False).returncode:
+    if (
+        mpirun is None
+        or subprocess.run([python, "-c", "import mpi4py"], capture_output=True, check=False).returncode
+    ):
         yield None
         return
     for name in (*(f"ask-{rank}" for rank in range(ranks)), "answer"):
         os.mkfifo(folder / name)
     peer = Path(__file__).with_name("mpi_peer.py")
-    command = [mpirun, "--oversubscribe", "--allow-run-as-root", "-n", str(ranks), python, str(peer), str(folder)]
+    command = [
+        mpirun,
+        "--oversubscribe",
+        "--allow-run-as-root",
+        "-n",
+        str(ranks),
+        python,
+        str(peer),
+        str(folder),
+    ]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield str(folder)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 import dure
 from dure.errors import DureError
 from dure.reduce.exchanger import Pieces
-from dure.reduce.shared import share_or_none
 
 MPI_SECONDS = 60.0
 """How long OpenMPI's ranks may take for one answer."""
@@ -35,8 +34,7 @@ def measure(sizes: list[float], rounds: int, mpi_folder: str | None) -> Seconds:
     with dure.start(shards=dist_size()) as team:
         ranks = team.world.size
         shape = Pieces.of_step(ranks, ranks, ranks)
-        group = team.exchange_group()
-        shared = share_or_none(group, ranks, 60.0)
+        shared = team.exchanger()
         found: Seconds = {}
         for mib in sizes:
             numel = int(mib * 2**20) // 4
@@ -103,7 +101,9 @@ def _write(pipe: Path, text: str) -> None:
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
         except OSError as error:
             if error.errno != errno.ENXIO or time.monotonic() > deadline:
-                raise DureError(f"OpenMPI's rank does not read {pipe.name}; is mpirun still alive?") from error
+                raise DureError(
+                    f"OpenMPI's rank does not read {pipe.name}; is mpirun still alive?"
+                ) from error
             time.sleep(0.005)
             continue
         with os.fdopen(descriptor, "w") as line:

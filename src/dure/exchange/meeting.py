@@ -43,7 +43,9 @@ class Meeting:
         told = group.gather(json.dumps([os.getpid(), offer]), "meeting in shared memory")
         everyones = [json.loads(text) for text in told]
         self._pids = [pid for pid, _ in everyones]
-        self._map: mmap.mmap = self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
+        self._map: mmap.mmap = (
+            self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
+        )
         self._counters = numpy.frombuffer(self._map, numpy.int32, _LINE * self.size // 4)[:: _LINE // 4]
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._addresses = [base + _LINE * rank for rank in range(self.size)]
@@ -79,7 +81,9 @@ class Meeting:
             if int(counters[peer]) >= came:
                 return
             if self._is_dead(peer):
-                raise PeerLost(f"rank {self.rank} lost rank {peer} in {what}: process {self._pids[peer]} is gone")
+                raise PeerLost(
+                    f"rank {self.rank} lost rank {peer} in {what}: process {self._pids[peer]} is gone"
+                )
             if time.monotonic() > deadline:
                 raise PeerLost(
                     f"rank {self.rank} waited {self._deadline_seconds:.0f} s for rank {peer} in {what}; it lives, "

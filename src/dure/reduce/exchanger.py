@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,9 @@ class Pieces:
         runs = (shards_of_rank(rank, ranks, shards) for rank in range(ranks))
         return cls(
             tuple(
-                tuple(tree.subtrees(range(run.start, min(run.stop, active)), active)) if run.start < active else ()
+                tuple(tree.subtrees(range(run.start, min(run.stop, active)), active))
+                if run.start < active
+                else ()
                 for run in runs
             ),
             active,
@@ -39,16 +41,60 @@ class Pieces:
         """All pieces from left to right."""
         return [piece for pieces in self.by_rank for piece in pieces]
 
-    def additions(self) -> tuple[list[tuple[int, int]], int]:
-        """The additions (left ← left + right) over `in_order`, and the position of the root."""
-        order, (root,) = tree.join_order(self.in_order, self.leaves)
-        return order, root
+    def of_nodes(self, ranks_a_node: int) -> Pieces:
+        """What each *node* holds when its own ranks' pieces are added."""
+        nodes = range(0, len(self.by_rank), ranks_a_node)
+        held = ([p for pieces in self.by_rank[at : at + ranks_a_node] for p in pieces] for at in nodes)
+        return Pieces(tuple(tuple(joined(pieces, self.leaves)[1]) for pieces in held), self.leaves)
+
+
+@dataclass(frozen=True)
+class Addition:
+    """left ← left + right, by position."""
+
+    left: int
+    right: int
+    at_root: bool
+    """The sum is the root. With a bf16 wire both sides are rounded first, wherever they are."""
+
+
+def joined(pieces: Sequence[range], leaves: int) -> tuple[list[Addition], list[range], list[int]]:
+    """How pieces are added: the additions, the subtrees that remain, and the positions that hold them."""
+    order, positions = tree.join_order(pieces, leaves)
+    covered = list(pieces)
+    additions = []
+    for left, right in order:
+        covered[left] = range(covered[left].start, covered[right].stop)
+        additions.append(Addition(left, right, covered[left] == range(leaves)))
+    return additions, [covered[at] for at in positions], positions
+
+
+class Wire:
+    """What numbers are rounded to where they may cross between nodes: at the two children of the root."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+        self.rounds = dtype != torch.float32
+
+    def round(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor rounded, in place."""
+        return tensor.copy_(tensor.to(self.dtype)) if self.rounds else tensor
+
+    def add(self, left: torch.Tensor, right: torch.Tensor, *, at_root: bool) -> None:
+        """left ← left + right, rounded first if the sum is the root. `right` may be overwritten."""
+        if at_root and self.rounds:
+            self.round(left).add_(self.round(right))
+        else:
+            left.add_(right)
 
 
 def most_pieces(rank: int, ranks: int, shards: int) -> int:
     """The largest number of pieces that this rank can hold, whatever the size of a batch."""
     run = shards_of_rank(rank, ranks, shards)
-    return max(len(Pieces.of_step(ranks, shards, active).by_rank[rank]) for active in range(run.start + 1, shards + 1))
+    return max(
+        len(Pieces.of_step(ranks, shards, active).by_rank[rank])
+        for active in range(run.start + 1, shards + 1)
+    )
 
 
 @dataclass
@@ -142,9 +188,10 @@ class OverGloo(PlainRooms):
     Every rank owns one slice of the bucket: the bytes of a ring, in our order.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, totals: Group) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, totals: Group, wire: Wire) -> None:
         super().__init__()
         self._group = group
+        self._wire = wire
         self._totals = totals
         self._rank = totals.rank
         self._ranks = totals.size
@@ -167,9 +214,9 @@ class OverGloo(PlainRooms):
                 input_split_sizes=[count * width] * self._ranks,
                 group=self._group,
             )
-            additions, root = shape.additions()
-            for left, right in additions:
-                received[left].add_(received[right])
+            additions, _, (root,) = joined(shape.in_order, shape.leaves)
+            for addition in additions:
+                self._wire.add(received[addition.left], received[addition.right], at_root=addition.at_root)
             whole = out.new_empty(self._ranks * width)
             dist.all_gather_single(whole, received[root].mul_(scale), group=self._group)
         out.copy_(whole[: out.numel()])

@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from dure.errors import PeerLost
-from dure.reduce.exchanger import Exchanger, Pieces, Room
+from dure.reduce.exchanger import Exchanger, Pieces, Room, Wire
 from dure.reduce.stack import SubtreeStack
 
 CLOSE_SECONDS = 10.0
@@ -60,12 +60,14 @@ class GradientExchange:
         self,
         exchanger: Exchanger,
         stack: SubtreeStack,
+        wire: Wire,
         on_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_waiting` is called when the last bucket is handed over: from then on, the rank waits."""
         self._exchanger = exchanger
         self._on_waiting = on_waiting
         self._stack = stack
+        self._wire = wire
         self._step: StepExchange | None = None
         self._failure: BaseException | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -160,7 +162,12 @@ class GradientExchange:
         views = [_view_like(room.out, gradient, buffer) for gradient in gradients]
         joined = self._stack.top_joins(step.shard, step.shape.leaves)
         for sums in reversed(held[len(held) - joined :]):
-            torch._foreach_add_(views, sums)
+            # Only a rank that holds all shards joins the root here, and then with the last addition.
+            if self._wire.rounds and len(step.shape.in_order) == 1 and sums is held[0]:
+                for view, part in zip(views, sums, strict=True):
+                    self._wire.add(view, part, at_root=True)
+            else:
+                torch._foreach_add_(views, sums)
         for position, sums in enumerate(held[: len(held) - joined]):
             flat = room.extra(position)
             torch._foreach_copy_([_view_like(flat, gradient, buffer) for gradient in gradients], sums)

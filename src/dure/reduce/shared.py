@@ -11,16 +11,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from dure.errors import PeerLost
 from dure.exchange.group import Group
 from dure.exchange.meeting import Meeting
 from dure.exchange.segment import Offer, Segment, map_offer, offer_tensor
-from dure.reduce.exchanger import Pieces, Room, adding_dtype, most_pieces
+from dure.reduce.exchanger import Addition, Pieces, Room, Wire, adding_dtype, joined
 
 BLOCK = 32 * 1024
 """Elements of a slice that are added at once: small enough that all ranks' blocks stay in a core's cache."""
@@ -45,16 +45,21 @@ class _SharedRoom(Room):
 class ThroughSharedMemory:
     """The exchanger of ranks on one node."""
 
-    def __init__(self, group: Group, shards: int, deadline_seconds: float, in_place: bool = True) -> None:
-        """Raises OSError where memory cannot be shared; on all ranks or on none."""
+    def __init__(
+        self, group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+    ) -> None:
+        """`extras` are the pieces that each rank may hold beside its bucket, `totals` the numbers of `total`.
+
+        Raises OSError where memory cannot be shared; on all ranks or on none.
+        """
         self._group = group
         self._rank = group.rank
         self._ranks = group.size
-        self._extras = [most_pieces(rank, group.size, shards) - 1 for rank in range(group.size)]
-        self._meeting = Meeting(group, 2 * 2 * shards, deadline_seconds)
+        self._extras = extras
+        self._wire = wire
+        self._meeting = Meeting(group, 2 * totals, deadline_seconds)
         self._half = 0
         self._rooms: dict[int, _SharedRoom] = {}
-        self._in_place = in_place
 
     def room(self, index: int, buffer: torch.Tensor) -> Room:
         """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
@@ -77,10 +82,44 @@ class ThroughSharedMemory:
         walk = room.walks.get(shape.leaves)
         if walk is None:
             walk = room.walks[shape.leaves] = self._walk(room, shape)
-        self._meeting.meet("the exchange of gradients")
+        self.meet()
         for add_block in walk:
             add_block(scale)
+        self.meet()
+
+    def meet(self) -> None:
+        """Wait for all ranks of the node."""
         self._meeting.meet("the exchange of gradients")
+
+    def slice_of(self, room: Room) -> slice:
+        """The elements of a bucket that this rank adds."""
+        return slice(*_slice(self._rank, self._ranks, room.out.numel()))
+
+    def sum_slice(self, room: Room, by_rank: Sequence[Sequence[range]], leaves: int) -> list[torch.Tensor]:
+        """This node's subtree sums of this rank's slice, in memory of its own."""
+        assert isinstance(room, _SharedRoom)
+        part = self.slice_of(room)
+        pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
+        additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
+        own: dict[int, torch.Tensor] = {}
+        for addition in additions:
+            left, right = own.get(addition.left), own.get(addition.right, pieces[addition.right])
+            if addition.at_root and self._wire.rounds:
+                left = pieces[addition.left].clone() if left is None else left
+                self._wire.add(left, right.clone(), at_root=True)
+            elif left is None:
+                left = pieces[addition.left] + right
+            else:
+                left.add_(right)
+            own[addition.left] = left
+        return [own[at] if at in own else pieces[at].clone() for at in positions]
+
+    def write_slice(self, room: Room, whole: torch.Tensor, scale: float) -> None:
+        """Give everyone on the node the scaled root of this rank's slice."""
+        assert isinstance(room, _SharedRoom)
+        part = self.slice_of(room)
+        for tensors in room.everyones:
+            torch.mul(whole, scale, out=tensors[-1][part])
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`. Two halves of the board in turn: nobody writes what another may still read."""
@@ -102,7 +141,7 @@ class ThroughSharedMemory:
     def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedRoom:
         dtype = adding_dtype(buffer.dtype)
         nbytes = buffer.numel() * dtype.itemsize
-        in_place = self._in_place and dtype == buffer.dtype and self._shm_has_room(nbytes)
+        in_place = dtype == buffer.dtype and self._shm_has_room(nbytes)
         segments = [Segment(nbytes) for _ in range(self._extras[self._rank] + (not in_place))]
         offers = [segment.offer() for segment in segments]
         if in_place:
@@ -140,15 +179,11 @@ class ThroughSharedMemory:
 
     def _walk(self, room: _SharedRoom, shape: Pieces) -> list[Callable[[float], None]]:
         """What this rank does with each block of its slice; views are made once, not at every step."""
-        pieces = [
-            tensor
-            for held, tensors in zip(shape.by_rank, room.everyones, strict=True)
-            for tensor in _last(tensors, len(held))
-        ]
+        pieces = _held(shape.by_rank, room.everyones)
         outs = [tensors[-1] for tensors in room.everyones]
         start, stop = _slice(self._rank, self._ranks, room.out.numel())
-        additions, root = shape.additions()
-        scratch = [torch.empty(min(BLOCK, max(stop - start, 0)), dtype=room.out.dtype) for _ in pieces]
+        additions, _, (root,) = joined(shape.in_order, shape.leaves)
+        scratch = [torch.empty(min(BLOCK, stop - start), dtype=room.out.dtype) for _ in pieces]
         return [
             _block(
                 [piece[at : min(at + BLOCK, stop)] for piece in pieces],
@@ -156,6 +191,7 @@ class ThroughSharedMemory:
                 additions,
                 root,
                 [part[: min(at + BLOCK, stop) - at] for part in scratch],
+                self._wire,
             )
             for at in range(start, stop, BLOCK)
         ]
@@ -168,31 +204,42 @@ class ThroughSharedMemory:
 def _block(
     pieces: list[torch.Tensor],
     outs: list[torch.Tensor],
-    additions: list[tuple[int, int]],
+    additions: list[Addition],
     root: int,
     scratch: list[torch.Tensor],
+    wire: Wire,
 ) -> Callable[[float], None]:
     """One block: add the pieces in tree order, write the scaled root to everyone."""
     at = list(pieces)
-    calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    for left, right in additions:
-        calls.append((at[left], at[right], scratch[left]))
-        at[left] = scratch[left]
+    calls: list[Callable[[], object]] = []
+    for addition in additions:
+        left, right, into = at[addition.left], at[addition.right], scratch[addition.left]
+        if addition.at_root and wire.rounds:
+            other = scratch[addition.right]
+            calls.append(partial(into.copy_, left))
+            calls.append(partial(other.copy_, right))
+            calls.append(partial(wire.add, into, other, at_root=True))
+        else:
+            calls.append(partial(torch.add, left, right, out=into))
+        at[addition.left] = into
     if not additions:
-        alone, whole = pieces[root], scratch[root]
-    else:
-        alone, whole = None, at[root]
-    add, mul = torch.add, torch.mul
+        calls.append(partial(scratch[root].copy_, pieces[root]))
+        at[root] = scratch[root]
+    whole, mul = at[root], torch.mul
 
     def add_block(scale: float) -> None:
-        if alone is not None:
-            whole.copy_(alone)
-        for left, right, out in calls:
-            add(left, right, out=out)
+        for call in calls:
+            call()
         for out in outs:
             mul(whole, scale, out=out)
 
     return add_block
+
+
+def _held(by_rank: Sequence[Sequence[range]], everyones: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The tensors of all pieces, from left to right."""
+    held = zip(by_rank, everyones, strict=True)
+    return [tensor for pieces, tensors in held for tensor in _last(tensors, len(pieces))]
 
 
 def _last(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
@@ -211,21 +258,24 @@ def _mapped(offer: Offer, dtype: torch.dtype, numel: int) -> torch.Tensor:
     return torch.frombuffer(map_offer(offer), dtype=dtype, count=numel)
 
 
-def share_or_none(group: Group, shards: int, deadline_seconds: float) -> ThroughSharedMemory | None:
+def share_or_none(
+    group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+) -> ThroughSharedMemory | None:
     """The exchanger, where these ranks can share memory; None, on all ranks, where one of them cannot."""
     made: ThroughSharedMemory | None = None
     trouble = ""
     try:
-        made = ThroughSharedMemory(group, shards, deadline_seconds)
-    except (OSError, AttributeError) as error:
+        made = ThroughSharedMemory(group, extras, totals, deadline_seconds, wire)
+    except (OSError, AttributeError) as error:  # no /proc, no memfd, no futex, another pid namespace
         trouble = str(error) or type(error).__name__
-    except PeerLost:
-        raise
     everyones = group.gather(trouble, "sharing memory")
     if any(everyones):
         if group.rank == 0:
             rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
-            print(f"dure: rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits", file=sys.stderr)
+            print(
+                f"dure: rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits",
+                file=sys.stderr,
+            )
         if made is not None:
             made.close()
         return None
