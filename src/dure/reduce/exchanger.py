@@ -199,6 +199,8 @@ class OverGloo(PlainRooms):
     def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
         """See `Exchanger`."""
         out = room.out
+        if not out.numel():
+            return
         width = -(-out.numel() // self._ranks)
         held = [len(pieces) for pieces in shape.by_rank]
         count = held[self._rank]

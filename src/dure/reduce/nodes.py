@@ -42,6 +42,8 @@ class BetweenNodes:
 
     def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
         """See `Exchanger`."""
+        if not room.out.numel():
+            return
         first = self._node * self._local_size
         own_node = shape.by_rank[first : first + self._local_size]
         of_nodes = shape.of_nodes(self._local_size)

@@ -60,9 +60,12 @@ class ThroughSharedMemory:
         self._meeting = Meeting(group, 2 * totals, deadline_seconds)
         self._half = 0
         self._rooms: dict[int, _SharedRoom] = {}
+        self._told = False
 
     def room(self, index: int, buffer: torch.Tensor) -> Room:
         """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
+        if not buffer.numel():
+            return Room(index, buffer)
         known = self._rooms.get(index)
         fits = known is not None and known.out.numel() == buffer.numel()
         if known is not None and fits and known.in_place and known.out.data_ptr() == buffer.data_ptr():
@@ -78,6 +81,8 @@ class ThroughSharedMemory:
 
     def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
         """See `Exchanger`."""
+        if not room.out.numel():
+            return
         assert isinstance(room, _SharedRoom)
         walk = room.walks.get(shape.leaves)
         if walk is None:
@@ -164,12 +169,13 @@ class ThroughSharedMemory:
         """Whether /dev/shm takes this bucket of every rank; a bucket that did not fit would be a SIGBUS."""
         try:
             disk = os.statvfs(SHM)
-            free = disk.f_bavail * disk.f_frsize
+            free = 0 if disk.f_flag & os.ST_RDONLY else disk.f_bavail * disk.f_frsize
         except OSError:
             free = 0
         least = min(int(text) for text in self._group.gather(str(free), "looking for shared memory"))
         enough = least > nbytes * (self._ranks + 1)
-        if not enough and self._rank == 0:
+        if not enough and self._rank == 0 and not self._told:
+            self._told = True
             print(
                 f"dure: {SHM} has {least >> 20} MiB left, too little for {self._ranks} buckets of {nbytes >> 20} MiB; "
                 "buckets are copied instead (same bits, a little slower)",
