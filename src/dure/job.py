@@ -155,6 +155,15 @@ class TeamSection(Section):
         return self
 
 
+class Reduce(Section):
+    """How gradients meet."""
+
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: what crosses between two nodes is rounded, and half as long. Part of the recipe: other bits."""
+    transport: Literal["auto", "gloo"] = "auto"
+    """`auto`: shared memory within a node, where it can be had; `gloo`: never. The same bits."""
+
+
 class Job(Section):
     """What to train, on what, how, and by whom."""
 
@@ -167,6 +176,7 @@ class Job(Section):
     eval: Eval = Eval()
     train: Train
     team: TeamSection = TeamSection()
+    reduce: Reduce = Reduce()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dure.errors import JobError, ModelRefused, NotFinite
 from dure.exchange.group import Group
 from dure.loss import LossSum, SumAndCount
 from dure.pulse import Phase, Pulse
-from dure.reduce.exchanger import Exchanger, Pieces
+from dure.reduce.exchanger import Exchanger, Pieces, Wire
 from dure.reduce.hook import GradientExchange, StepExchange, StepTotals
 from dure.reduce.stack import SubtreeStack
 from dure.replica import Buffers, ProbeResult, probe
@@ -40,6 +40,8 @@ class Setting:
     sync: bool
     device: torch.device
     precision: str = "fp32"
+    deadline_seconds: float = 150.0
+    """How long a rank waits for another."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Lockstep:
         model: DistributedDataParallel,
         setting: Setting,
         exchanger: Exchanger,
-        totals_group: Group,
+        wire: Wire,
         group: Group,
         pulse: Pulse,
         *,
@@ -76,10 +78,10 @@ class Lockstep:
         self._used = UsedParameters(self._parameters) if find_unused else None
         self._known = known
         self._buffers: Buffers | None = None
-        self._stack = SubtreeStack(self._parameters)
+        self._stack = SubtreeStack(self._parameters, keep_gradients=find_unused)
         self._step = 0
         self._exchange = GradientExchange(
-            exchanger, totals_group, self._stack, lambda: pulse.beat(self._step, Phase.EXCHANGE)
+            exchanger, self._stack, wire, lambda: pulse.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
 
@@ -104,7 +106,7 @@ class Lockstep:
         began = time.perf_counter()
         self._step = batch.step
         self._pulse.beat(batch.step, Phase.COMPUTE)
-        self._zero_never_none()
+        self._ready_gradients()
         buffers.begin()
         step = self._new_exchange(batch)
         last = batch.shards[-1]
@@ -152,7 +154,7 @@ class Lockstep:
         if schedule is not None:
             schedule.step()
         put_back(hidden)
-        torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
+        self._clear_gradients()
         return norm
 
     def close(self) -> None:
@@ -176,11 +178,25 @@ class Lockstep:
             self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
             raise
 
-    def _zero_never_none(self) -> None:
-        """DDP and the stack both need a gradient tensor to be there before the first shard."""
+    def _ready_gradients(self) -> None:
+        """Every shard starts from the same: no gradient, or zeros where parameters may stay unused.
+
+        A gradient that is not there is taken over as it is computed, without a pass over memory. But DDP
+        and the stack need a tensor for every parameter, so where one may get none there are zeros.
+        """
+        self._clear_gradients()
+        if self._used is not None:
+            for parameter in self._parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+
+    def _clear_gradients(self) -> None:
+        if self._used is not None:
+            if gradients := [p.grad for p in self._parameters if p.grad is not None]:
+                torch._foreach_zero_(gradients)
+            return
         for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = None
 
     def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
         for shard, loss in enumerate(totals.losses):

@@ -15,6 +15,7 @@ _NOT_IN_THE_BITS = {
     "data": ("workers",),
     "train": ("prove_every", "epochs", "steps"),
     "team": ("ranks", "hang_seconds"),
+    "reduce": ("transport",),
 }
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
 

@@ -19,7 +19,6 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -37,7 +36,8 @@ from dure.exchange.group import Group, join_world
 from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
-from dure.reduce.exchanger import Alone, Exchanger, OverGloo
+from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
+from dure.reduce.exchanger import Exchanger
 from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, wrap
 from dure.results import Apart
 from dure.run_folder import RunFolder
@@ -57,6 +57,8 @@ def start(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     sync: bool = True,
     precision: Literal["fp32", "bf16"] = "fp32",
+    wire: WireName = "fp32",
+    transport: Transport = "auto",
     hang_seconds: float = 120.0,
 ) -> Team:
     """Join the team that `dure run`, torchrun, srun or a person at the shell started; alone, a team of one.
@@ -71,37 +73,44 @@ def start(
             f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
     torch.set_num_threads(threads)
-    join_world(world, deadline_seconds=hang_seconds + 30.0)
+    deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
+    join_world(world, deadline_seconds)
     chosen = _choose_device(device, world)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         torch.use_deterministic_algorithms(True)
-    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision)
+    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision, deadline_seconds)
     folder = os.environ.get("DURE_RUN")
-    team = Team(world, setting, threads, Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None))
-    team.agree({"seed": seed, "shards": shards, "threads": threads, "sync": sync, "precision": precision})
+    pulse = Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None)
+    place = Place(
+        world.rank, world.size, world.local_rank, world.local_size, world.nodes, shards, deadline_seconds
+    )
+    team = Team(world, setting, threads, pulse, Ways(place, chosen, wire_named(wire), transport))
+    team.agree(
+        {
+            "seed": seed,
+            "shards": shards,
+            "threads": threads,
+            "sync": sync,
+            "precision": precision,
+            "wire": wire,
+        }
+    )
     plant(seed)
     return team
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Process groups by who uses them: collectives of two threads must never meet in one group."""
-
-    main: Group
-    totals: Group
-    gradients: dist.ProcessGroup | None
 
 
 class Team:
     """This rank's place in the team, and everything it does together with the others."""
 
-    def __init__(self, world: World, setting: Setting, threads: int, pulse: Pulse) -> None:
+    def __init__(self, world: World, setting: Setting, threads: int, pulse: Pulse, ways: Ways) -> None:
         self.world = world
         self.setting = setting
         self.threads = threads
         self.pulse = pulse
-        self._groups = _make_groups(setting)
+        self.group = Group(None, setting.rank, setting.ranks)
+        """All ranks, for small exchanges on the training thread."""
+        self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}
 
     @property
@@ -114,10 +123,9 @@ class Team:
         """Whether this is rank 0: the one that prints and saves."""
         return self.world.is_leader
 
-    @property
-    def group(self) -> Group:
-        """All ranks, for small exchanges on the training thread."""
-        return self._groups.main
+    def exchanger(self) -> Exchanger:
+        """A new exchanger of gradients, for one thread; a collective call."""
+        return self._ways.exchanger(sync=self.setting.sync)
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Raise unless all ranks hold the same facts."""
@@ -146,8 +154,8 @@ class Team:
         lockstep = Lockstep(
             model,
             self.setting,
-            self._exchanger(),
-            self._groups.totals if self.setting.sync else Group(None, 0, 1),
+            self.exchanger(),
+            self._ways.wire,
             self.group,
             self.pulse,
             find_unused=find_unused,
@@ -273,20 +281,6 @@ class Team:
             return self._locksteps[id(model)]
         except KeyError:
             raise UsageError("this model is not of this team; use what team.replicate returned") from None
-
-    def _exchanger(self) -> Exchanger:
-        if self.world.size == 1 or not self.setting.sync:
-            return Alone()
-        return OverGloo(self._groups.gradients, self.rank, self.world.size)
-
-
-def _make_groups(setting: Setting) -> _Groups:
-    main = Group(None, setting.rank, setting.ranks)
-    if setting.ranks == 1:
-        return _Groups(main, main, None)
-    totals = dist.new_group(backend="gloo")
-    gradients = dist.new_group(backend="nccl") if setting.device.type == "cuda" else totals
-    return _Groups(main, Group(totals, setting.rank, setting.ranks), gradients)
 
 
 def _choose_device(wanted: str, world: World) -> torch.device:

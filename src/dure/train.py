@@ -39,6 +39,8 @@ def run_rank(job_text: str, run_path: str) -> RankResult:
         device=section.device,
         sync=section.sync,
         precision=train.precision,
+        wire=loaded.job.reduce.wire,
+        transport=loaded.job.reduce.transport,
         hang_seconds=section.hang_seconds,
     ) as team:
         recorder = events.Recorder(RunFolder(Path(run_path)).events(team.rank))

@@ -16,9 +16,8 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from dure.errors import PeerLost
-from dure.exchange.group import Group
-from dure.reduce.exchanger import Exchanger, Pieces
-from dure.reduce.stack import SubtreeStack, adding_dtype
+from dure.reduce.exchanger import Exchanger, Pieces, Room, Wire
+from dure.reduce.stack import SubtreeStack
 
 CLOSE_SECONDS = 10.0
 
@@ -60,15 +59,15 @@ class GradientExchange:
     def __init__(
         self,
         exchanger: Exchanger,
-        totals_group: Group,
         stack: SubtreeStack,
+        wire: Wire,
         on_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_waiting` is called when the last bucket is handed over: from then on, the rank waits."""
         self._exchanger = exchanger
         self._on_waiting = on_waiting
-        self._group = totals_group
         self._stack = stack
+        self._wire = wire
         self._step: StepExchange | None = None
         self._failure: BaseException | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -89,7 +88,8 @@ class GradientExchange:
         step.buckets += 1
         step.complete = bucket.is_last()
         step.handed_over_at = time.perf_counter()
-        self._tasks.put(lambda: self._exchange(step, buffer, gradients, parameters, future))
+        index = bucket.index()
+        self._tasks.put(lambda: self._exchange(step, index, buffer, gradients, parameters, future))
         if step.complete:
             self._on_waiting()
         return future
@@ -109,6 +109,7 @@ class GradientExchange:
         """End the thread; a Python hook that outlives its thread could abort the interpreter at exit."""
         self._tasks.put(None)
         self._thread.join(CLOSE_SECONDS)
+        self._exchanger.close()
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -118,7 +119,7 @@ class GradientExchange:
         losses, counts = step.totals.losses, step.totals.counts
         vector = torch.tensor([losses, counts], dtype=torch.float64)
         try:
-            self._group.sum(vector, "the exchange of losses")
+            self._exchanger.total(vector)
         except PeerLost as failure:
             self._failure = failure
             return
@@ -128,6 +129,7 @@ class GradientExchange:
     def _exchange(
         self,
         step: StepExchange,
+        index: int,
         buffer: torch.Tensor,
         gradients: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor],
@@ -135,38 +137,40 @@ class GradientExchange:
     ) -> None:
         try:
             self.raise_failure()
-            own, out = self._own_pieces(step, buffer, gradients, parameters)
-            self._exchanger.exchange(own, step.shape, step.scale, out)
-            if out is not buffer:
-                buffer.copy_(out)
+            room = self._exchanger.room(index, buffer)
+            self._join_own(step, room, buffer, gradients, parameters)
+            self._exchanger.exchange(room, step.shape, step.scale)
+            if room.out.data_ptr() != buffer.data_ptr():
+                buffer.copy_(room.out)
             future.set_result(buffer)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
             self._failure = self._failure or failure
             future.set_exception(RuntimeError(str(failure)))  # type: ignore[arg-type]
 
-    def _own_pieces(
+    def _join_own(
         self,
         step: StepExchange,
+        room: Room,
         buffer: torch.Tensor,
         gradients: Sequence[torch.Tensor],
         parameters: Sequence[torch.Tensor],
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """This rank's subtree sums for the bucket, and where the root is to be put."""
-        dtype = adding_dtype(buffer.dtype)
-        out = buffer if dtype == buffer.dtype else buffer.to(dtype)
-        if step.shard is None:
-            return [], out
-        views = [_view_like(out, gradient, buffer) for gradient in gradients]
-        held = self._stack.held_for(parameters)
-        for sums in reversed(held[len(held) - self._stack.top_joins(step.shard, step.shape.leaves) :]):
-            held.pop()
-            torch._foreach_add_(views, sums)
-        others = []
-        for sums in held:
-            flat = torch.zeros_like(out)
+    ) -> None:
+        """Join this rank's stack with the bucket: what the tree joins now, the rest as pieces of their own."""
+        held = self._stack.held_for(parameters) if step.shard is not None else []
+        if step.shard is None or not held:
+            return
+        views = [_view_like(room.out, gradient, buffer) for gradient in gradients]
+        joined = self._stack.top_joins(step.shard, step.shape.leaves)
+        for sums in reversed(held[len(held) - joined :]):
+            # Only a rank that holds all shards joins the root here, and then with the last addition.
+            if self._wire.rounds and len(step.shape.in_order) == 1 and sums is held[0]:
+                for view, part in zip(views, sums, strict=True):
+                    self._wire.add(view, part, at_root=True)
+            else:
+                torch._foreach_add_(views, sums)
+        for position, sums in enumerate(held[: len(held) - joined]):
+            flat = room.extra(position)
             torch._foreach_copy_([_view_like(flat, gradient, buffer) for gradient in gradients], sums)
-            others.append(flat)
-        return [*others, out], out
 
 
 def _view_like(flat: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:

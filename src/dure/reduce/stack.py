@@ -12,24 +12,21 @@ from collections.abc import Sequence
 import torch
 
 from dure import tree
-
-
-def adding_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Low-precision gradients are added in fp32."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+from dure.reduce.exchanger import adding_dtype
 
 
 class SubtreeStack:
     """Sums of complete subtrees, from left to right; each is one tensor a parameter."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, keep_gradients: bool) -> None:
+        """With `keep_gradients`, `.grad` is copied and zeroed; else its tensors are taken, and it is None."""
         self._parameters = list(parameters)
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
         self._held: list[tuple[range, list[torch.Tensor]]] = []
-        self._spare: list[list[torch.Tensor]] = []
+        self._keep_gradients = keep_gradients
 
     def push(self, shard: int, leaves: int) -> None:
-        """Move the shard's gradients from `.grad` onto the stack; `.grad` is zero afterwards."""
+        """Move the shard's gradients from `.grad` onto the stack."""
         gradients = [_gradient(parameter) for parameter in self._parameters]
         covered = range(shard, shard + 1)
         if self._held and tree.joins(self._held[-1][0], covered, leaves):
@@ -37,16 +34,21 @@ class SubtreeStack:
             torch._foreach_add_(sums, gradients)
             self._join(range(left.start, covered.stop), sums, leaves)
         else:
-            sums = self._spare.pop() if self._spare else self._new()
-            torch._foreach_copy_(sums, gradients)
-            self._held.append((covered, sums))
-        torch._foreach_zero_(gradients)
+            self._held.append((covered, [self._to_hold(gradient) for gradient in gradients]))
+        if self._keep_gradients:
+            torch._foreach_zero_(gradients)
+        else:
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def _to_hold(self, gradient: torch.Tensor) -> torch.Tensor:
+        dtype = adding_dtype(gradient.dtype)
+        return gradient.to(dtype, copy=True) if self._keep_gradients else gradient.to(dtype)
 
     def _join(self, covered: range, sums: list[torch.Tensor], leaves: int) -> None:
         while self._held and tree.joins(self._held[-1][0], covered, leaves):
             left, larger = self._held.pop()
             torch._foreach_add_(larger, sums)
-            self._spare.append(sums)
             covered, sums = range(left.start, covered.stop), larger
         self._held.append((covered, sums))
 
@@ -65,17 +67,10 @@ class SubtreeStack:
         return [[sums[at] for at in places] for _, sums in self._held]
 
     def clear(self) -> None:
-        """Forget the step; its memory is used again by the next."""
-        self._spare += [sums for _, sums in self._held]
+        """Forget the step."""
         self._held = []
-
-    def _new(self) -> list[torch.Tensor]:
-        return [
-            torch.empty_like(parameter, dtype=adding_dtype(parameter.dtype), requires_grad=False)
-            for parameter in self._parameters
-        ]
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None, "gradients are zero, never None, before a shard"
+    assert parameter.grad is not None, "every parameter has a gradient after a shard, or zeros before it"
     return parameter.grad

@@ -1,0 +1,103 @@
+"""Which way gradients take: alone, through shared memory, between nodes, or plainly over the backend."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from dure.exchange.group import Group
+from dure.reduce.exchanger import Alone, Exchanger, OverGloo, Wire, most_pieces
+from dure.reduce.nodes import BetweenNodes
+from dure.reduce.shared import share_or_none
+
+Transport = Literal["auto", "gloo"]
+WireName = Literal["fp32", "bf16"]
+
+
+def wire_named(name: WireName) -> Wire:
+    """The wire of a job's `reduce.wire`."""
+    return Wire(torch.bfloat16 if name == "bf16" else torch.float32)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands among the nodes."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_size: int
+    nodes: int
+    shards: int
+    deadline_seconds: float
+
+
+class Ways:
+    """The process groups of the communication threads, made once; a new exchanger for every model."""
+
+    def __init__(self, place: Place, device: torch.device, wire: Wire, transport: Transport) -> None:
+        self.place = place
+        self.wire = wire
+        self._everyone = Group(None, place.rank, place.ranks)
+        self._gradients: dist.ProcessGroup | None = None
+        self._local = self._peers = None
+        self._shares = transport == "auto" and device.type == "cpu"
+        if place.ranks == 1:
+            return
+        gloo = dist.new_group(backend="gloo")
+        self._everyone = Group(gloo, place.rank, place.ranks)
+        self._gradients = dist.new_group(backend="nccl") if device.type == "cuda" else gloo
+        self._shares = self._shares and self._is_regular()
+        if self._shares and place.nodes > 1:
+            self._local, self._peers = self._groups_of_nodes()
+
+    @property
+    def group(self) -> Group:
+        """All ranks, for the communication thread."""
+        return self._everyone
+
+    def exchanger(self, *, sync: bool = True) -> Exchanger:
+        """The best way that these ranks can go together; a collective call."""
+        place, everyone = self.place, self._everyone
+        if place.ranks == 1 or not sync:
+            return Alone(place.rank)
+        if self._shares:
+            local = Group(self._local, place.local_rank, place.local_size) if place.nodes > 1 else everyone
+            first = place.rank - place.local_rank
+            extras = [
+                most_pieces(first + rank, place.ranks, place.shards) - 1 for rank in range(place.local_size)
+            ]
+            shared = share_or_none(local, extras, 2 * place.shards, place.deadline_seconds, self.wire)
+            possible = everyone.gather(str(shared is not None), "choosing a way for gradients")
+            if shared is not None and set(possible) == {"True"}:
+                if place.nodes == 1:
+                    return shared
+                assert self._peers is not None
+                return BetweenNodes(shared, place.local_size, self._peers, everyone, self.wire)
+            if shared is not None:
+                shared.close()
+        return OverGloo(self._gradients, everyone, self.wire)
+
+    def _is_regular(self) -> bool:
+        """Whether every node has the same number of ranks, numbered node by node."""
+        place = self.place
+        own = [place.rank, place.local_rank, place.local_size, place.nodes]
+        told = [json.loads(t) for t in self._everyone.gather(json.dumps(own), "comparing nodes")]
+        return all(
+            size == place.local_size and size * nodes == place.ranks and rank % size == local
+            for rank, local, size, nodes in told
+        )
+
+    def _groups_of_nodes(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """This node's ranks, and the ranks of all nodes with this local number. All ranks make all groups."""
+        place = self.place
+        nodes = [range(at, at + place.local_size) for at in range(0, place.ranks, place.local_size)]
+        peers = [range(at, place.ranks, place.local_size) for at in range(place.local_size)]
+        made = {ranks: dist.new_group(list(ranks), backend="gloo") for ranks in (*nodes, *peers)}
+        local = next(ranks for ranks in nodes if place.rank in ranks)
+        alike = next(ranks for ranks in peers if place.rank in ranks)
+        return made[local], made[alike]

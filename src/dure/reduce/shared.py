@@ -1,0 +1,288 @@
+"""The exchange within a node: everyone's bucket is in shared memory, and each rank adds its own slice.
+
+DDP's buckets are moved into shared memory in place, so that nothing is copied in. Each rank walks over its
+slice in blocks that fit a core's cache: it adds everyone's pieces in tree order and writes the scaled sum
+back into everyone's bucket, over the bytes it has just read. Memory is read once and written once, which is
+what one plain copy costs. Two meetings a bucket: all pieces are there; all slices are done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from dure.exchange.group import Group
+from dure.exchange.meeting import Meeting
+from dure.exchange.segment import Offer, Segment, map_offer, offer_tensor
+from dure.reduce.exchanger import Addition, Pieces, Room, Wire, adding_dtype, joined
+
+BLOCK = 32 * 1024
+"""Elements of a slice that are added at once: small enough that all ranks' blocks stay in a core's cache."""
+ALIGNED = 16
+"""Slices start at multiples of this many elements, a cache line: no two ranks write to one line."""
+SHM = "/dev/shm"
+
+
+@dataclass
+class _SharedRoom(Room):
+    """A room that all ranks of the node can see."""
+
+    everyones: list[list[torch.Tensor]] = field(default_factory=list)
+    """Each rank's extras and `out`, mapped into this process."""
+    in_place: bool = True
+    """`out` is DDP's own buffer."""
+    segments: list[Segment] = field(default_factory=list)
+    walks: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)
+    """By number of active shards: what to do with each block of this rank's slice."""
+
+
+class ThroughSharedMemory:
+    """The exchanger of ranks on one node."""
+
+    def __init__(
+        self, group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+    ) -> None:
+        """`extras` are the pieces that each rank may hold beside its bucket, `totals` the numbers of `total`.
+
+        Raises OSError where memory cannot be shared; on all ranks or on none.
+        """
+        self._group = group
+        self._rank = group.rank
+        self._ranks = group.size
+        self._extras = extras
+        self._wire = wire
+        self._meeting = Meeting(group, 2 * totals, deadline_seconds)
+        self._half = 0
+        self._rooms: dict[int, _SharedRoom] = {}
+        self._told = False
+
+    def room(self, index: int, buffer: torch.Tensor) -> Room:
+        """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
+        if not buffer.numel():
+            return Room(index, buffer)
+        known = self._rooms.get(index)
+        fits = known is not None and known.out.numel() == buffer.numel()
+        if known is not None and fits and known.in_place and known.out.data_ptr() == buffer.data_ptr():
+            return known
+        if known is not None and fits and not known.in_place:
+            known.out.copy_(buffer)
+            return known
+        if known is not None:
+            self._drop(known)
+        room = self._new_room(index, buffer)
+        self._rooms[index] = room
+        return room
+
+    def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
+        """See `Exchanger`."""
+        if not room.out.numel():
+            return
+        assert isinstance(room, _SharedRoom)
+        walk = room.walks.get(shape.leaves)
+        if walk is None:
+            walk = room.walks[shape.leaves] = self._walk(room, shape)
+        self.meet()
+        for add_block in walk:
+            add_block(scale)
+        self.meet()
+
+    def meet(self) -> None:
+        """Wait for all ranks of the node."""
+        self._meeting.meet("the exchange of gradients")
+
+    def slice_of(self, room: Room) -> slice:
+        """The elements of a bucket that this rank adds."""
+        return slice(*_slice(self._rank, self._ranks, room.out.numel()))
+
+    def sum_slice(self, room: Room, by_rank: Sequence[Sequence[range]], leaves: int) -> list[torch.Tensor]:
+        """This node's subtree sums of this rank's slice, in memory of its own."""
+        assert isinstance(room, _SharedRoom)
+        part = self.slice_of(room)
+        pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
+        additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
+        own: dict[int, torch.Tensor] = {}
+        for addition in additions:
+            left, right = own.get(addition.left), own.get(addition.right, pieces[addition.right])
+            if addition.at_root and self._wire.rounds:
+                left = pieces[addition.left].clone() if left is None else left
+                self._wire.add(left, right.clone(), at_root=True)
+            elif left is None:
+                left = pieces[addition.left] + right
+            else:
+                left.add_(right)
+            own[addition.left] = left
+        return [own[at] if at in own else pieces[at].clone() for at in positions]
+
+    def write_slice(self, room: Room, whole: torch.Tensor, scale: float) -> None:
+        """Give everyone on the node the scaled root of this rank's slice."""
+        assert isinstance(room, _SharedRoom)
+        part = self.slice_of(room)
+        for tensors in room.everyones:
+            torch.mul(whole, scale, out=tensors[-1][part])
+
+    def total(self, vector: torch.Tensor) -> None:
+        """See `Exchanger`. Two halves of the board in turn: nobody writes what another may still read."""
+        flat = vector.view(-1)
+        self._half ^= 1
+        start = self._half * flat.numel()
+        board = self._meeting.board[:, start : start + flat.numel()]
+        board[self._rank] = flat.numpy()
+        self._meeting.meet("the exchange of losses")
+        flat.copy_(torch.from_numpy(board.sum(axis=0)))
+
+    def close(self) -> None:
+        """See `Exchanger`."""
+        for room in self._rooms.values():
+            self._drop(room)
+        self._rooms.clear()
+        self._meeting.close()
+
+    def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedRoom:
+        dtype = adding_dtype(buffer.dtype)
+        nbytes = buffer.numel() * dtype.itemsize
+        in_place = dtype == buffer.dtype and self._shm_has_room(nbytes)
+        segments = [Segment(nbytes) for _ in range(self._extras[self._rank] + (not in_place))]
+        offers = [segment.offer() for segment in segments]
+        if in_place:
+            out = buffer
+            offers.append(offer_tensor(buffer))
+        else:
+            out = segments[-1].tensor(dtype, buffer.numel())
+            out.copy_(buffer)
+        extras = [segment.tensor(dtype, out.numel()) for segment in segments[: self._extras[self._rank]]]
+        told = self._group.gather(json.dumps([offer.as_list() for offer in offers]), "sharing buckets")
+        everyones = [
+            [*extras, out]
+            if rank == self._rank
+            else [_mapped(Offer(*offer), dtype, out.numel()) for offer in json.loads(text)]
+            for rank, text in enumerate(told)
+        ]
+        return _SharedRoom(index, out, extras, everyones, in_place, segments)
+
+    def _shm_has_room(self, nbytes: int) -> bool:
+        """Whether /dev/shm takes this bucket of every rank; a bucket that did not fit would be a SIGBUS."""
+        try:
+            disk = os.statvfs(SHM)
+            free = 0 if disk.f_flag & os.ST_RDONLY else disk.f_bavail * disk.f_frsize
+        except OSError:
+            free = 0
+        least = min(int(text) for text in self._group.gather(str(free), "looking for shared memory"))
+        enough = least > nbytes * (self._ranks + 1)
+        if not enough and self._rank == 0 and not self._told:
+            self._told = True
+            print(
+                f"dure: {SHM} has {least >> 20} MiB left, too little for {self._ranks} buckets of {nbytes >> 20} MiB; "
+                "buckets are copied instead (same bits, a little slower)",
+                file=sys.stderr,
+            )
+        return enough
+
+    def _walk(self, room: _SharedRoom, shape: Pieces) -> list[Callable[[float], None]]:
+        """What this rank does with each block of its slice; views are made once, not at every step."""
+        pieces = _held(shape.by_rank, room.everyones)
+        outs = [tensors[-1] for tensors in room.everyones]
+        start, stop = _slice(self._rank, self._ranks, room.out.numel())
+        additions, _, (root,) = joined(shape.in_order, shape.leaves)
+        scratch = [torch.empty(min(BLOCK, stop - start), dtype=room.out.dtype) for _ in pieces]
+        return [
+            _block(
+                [piece[at : min(at + BLOCK, stop)] for piece in pieces],
+                [out[at : min(at + BLOCK, stop)] for out in outs],
+                additions,
+                root,
+                [part[: min(at + BLOCK, stop) - at] for part in scratch],
+                self._wire,
+            )
+            for at in range(start, stop, BLOCK)
+        ]
+
+    def _drop(self, room: _SharedRoom) -> None:
+        for segment in room.segments:
+            segment.close()
+
+
+def _block(
+    pieces: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    additions: list[Addition],
+    root: int,
+    scratch: list[torch.Tensor],
+    wire: Wire,
+) -> Callable[[float], None]:
+    """One block: add the pieces in tree order, write the scaled root to everyone."""
+    at = list(pieces)
+    calls: list[Callable[[], object]] = []
+    for addition in additions:
+        left, right, into = at[addition.left], at[addition.right], scratch[addition.left]
+        if addition.at_root and wire.rounds:
+            other = scratch[addition.right]
+            calls.append(partial(into.copy_, left))
+            calls.append(partial(other.copy_, right))
+            calls.append(partial(wire.add, into, other, at_root=True))
+        else:
+            calls.append(partial(torch.add, left, right, out=into))
+        at[addition.left] = into
+    if not additions:
+        calls.append(partial(scratch[root].copy_, pieces[root]))
+        at[root] = scratch[root]
+    whole, mul = at[root], torch.mul
+
+    def add_block(scale: float) -> None:
+        for call in calls:
+            call()
+        for out in outs:
+            mul(whole, scale, out=out)
+
+    return add_block
+
+
+def _held(by_rank: Sequence[Sequence[range]], everyones: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The tensors of all pieces, from left to right."""
+    held = zip(by_rank, everyones, strict=True)
+    return [tensor for pieces, tensors in held for tensor in _last(tensors, len(pieces))]
+
+
+def _last(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """A rank's `count` pieces: its first extras and its `out`."""
+    return [*tensors[: count - 1], tensors[-1]] if count else []
+
+
+def _slice(rank: int, ranks: int, numel: int) -> tuple[int, int]:
+    """The elements that a rank adds, on whole cache lines."""
+    width = -(-numel // ranks)
+    width = -(-width // ALIGNED) * ALIGNED
+    return min(rank * width, numel), min((rank + 1) * width, numel)
+
+
+def _mapped(offer: Offer, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    return torch.frombuffer(map_offer(offer), dtype=dtype, count=numel)
+
+
+def share_or_none(
+    group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+) -> ThroughSharedMemory | None:
+    """The exchanger, where these ranks can share memory; None, on all ranks, where one of them cannot."""
+    made: ThroughSharedMemory | None = None
+    trouble = ""
+    try:
+        made = ThroughSharedMemory(group, extras, totals, deadline_seconds, wire)
+    except (OSError, AttributeError) as error:  # no /proc, no memfd, no futex, another pid namespace
+        trouble = str(error) or type(error).__name__
+    everyones = group.gather(trouble, "sharing memory")
+    if any(everyones):
+        if group.rank == 0:
+            rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
+            print(
+                f"dure: rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits",
+                file=sys.stderr,
+            )
+        if made is not None:
+            made.close()
+        return None
+    return made

@@ -1,0 +1,146 @@
+"""Ranks that reduce random gradients, again and again, and compare with a plain tree sum."""
+
+import gc
+import os
+import random
+import resource
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import dure
+from dure import tree
+from dure.reduce.exchanger import Pieces
+from dure.shards import shards_of_rank
+
+SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 1000, 4099, 70_001)
+HUGE = 3_000_003
+
+
+def leaf(trial, shard, numel, dtype):
+    """A shard's gradient: the same on whichever rank it is made."""
+    dice = torch.Generator().manual_seed(trial * 1000 + shard)
+    return (torch.randn(numel, generator=dice) * 10.0 ** random.Random(trial + shard).randint(-6, 6)).to(
+        dtype
+    )
+
+
+def plain_tree_sum(leaves, scale, bf16):
+    """What one process gets: the tree, node by node, as its definition says."""
+
+    def total(values):
+        if len(values) == 1:
+            return values[0]
+        half = 1
+        while half * 2 < len(values):
+            half *= 2
+        left, right = total(values[:half]), total(values[half:])
+        if bf16 and len(values) == len(leaves):
+            left, right = left.bfloat16().to(left.dtype), right.bfloat16().to(right.dtype)
+        return left + right
+
+    return total(leaves) * scale
+
+
+def trials(count, seed, wire="fp32", transport="auto"):
+    """Entry point: `count` random reduces; returns how many were not the plain sum's bits."""
+    wrong = []
+    ranks = int(os.environ["WORLD_SIZE"])
+    with dure.start(shards=16, wire=wire, transport=transport) as team:
+        exchanger = team.exchanger()
+        dice = random.Random(seed)
+        for trial in range(count):
+            shards = 16
+            active = dice.randint(1, shards)
+            numel = HUGE if trial % 200 == 199 else dice.choice(SIZES)
+            dtype = torch.float64 if trial % 7 == 0 and wire == "fp32" else torch.float32
+            scale = 1.0 / dice.randint(1, 1000)
+            shape = Pieces.of_step(ranks, shards, active)
+            buffer = torch.zeros(numel, dtype=dtype)
+            room = exchanger.room(trial % 3, buffer)
+            pieces = shape.by_rank[team.rank]
+            for position, piece in enumerate(pieces):
+                target = room.out if position == len(pieces) - 1 else room.extra(position)
+                leaves = [leaf(trial, shard, numel, dtype) for shard in piece]
+                target.copy_(_subtree(leaves, piece, active, wire))
+            exchanger.exchange(room, shape, scale)
+            expected = plain_tree_sum(
+                [leaf(trial, s, numel, dtype) for s in range(active)], scale, wire == "bf16"
+            )
+            if not torch.equal(room.out, expected):
+                wrong.append((trial, numel, active))
+        exchanger.close()
+        assert shards_of_rank(team.rank, ranks, 16)
+    return wrong
+
+
+def _subtree(leaves, piece, active, wire):
+    sums = list(leaves)
+    additions, _ = tree.join_order([range(leaf, leaf + 1) for leaf in piece], active)
+    for at, (left, right) in enumerate(additions):
+        if wire == "bf16" and len(piece) == active and at == len(additions) - 1:
+            sums[left], sums[right] = (sums[i].bfloat16().to(sums[i].dtype) for i in (left, right))
+        sums[left] = sums[left] + sums[right]
+    return sums[0]
+
+
+def many(count):
+    """Entry point: many reduces of three buckets; returns memory and descriptors at several moments."""
+    with dure.start() as team:
+        exchanger = team.exchanger()
+        shape = Pieces.of_step(team.world.size, 8, 8)
+        buffers = [torch.ones(10_000), torch.ones(33), torch.ones(100_000)]
+        seen = []
+        for turn in range(count):
+            room = exchanger.room(turn % 3, buffers[turn % 3])
+            exchanger.exchange(room, shape, 0.5)
+            exchanger.total(torch.zeros(2, 8, dtype=torch.float64))
+            if turn % (count // 10) == count // 10 - 1:
+                gc.collect()
+                seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
+        exchanger.close()
+        return seen
+
+
+def rebuilds(count):
+    """Entry point: buckets made anew again and again, as DDP's rebuild does; memory must not grow."""
+    with dure.start() as team:
+        exchanger = team.exchanger()
+        shape = Pieces.of_step(team.world.size, 8, 8)
+        seen = []
+        for _ in range(count):
+            room = exchanger.room(0, torch.ones(1_000_000))
+            exchanger.exchange(room, shape, 1.0)
+            seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
+        exchanger.close()
+        return seen
+
+
+def _resident():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def reduce_for_ever(folder):
+    """Entry point: reduce until somebody is killed; every survivor writes down what it was told."""
+    import signal
+    import time
+
+    from dure.errors import PeerLost
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher notices first; let us find out by ourselves
+    with dure.start(hang_seconds=60) as team:
+        exchanger = team.exchanger()
+        shape = Pieces.of_step(team.world.size, 8, 8)
+        Path(folder, f"pid-{team.rank}").write_text(str(os.getpid()))
+        buffer = torch.ones(200_000)
+        dist.barrier()
+        Path(folder, f"ready-{team.rank}").touch()
+        try:
+            while True:
+                exchanger.exchange(exchanger.room(0, buffer), shape, 0.5)
+        except PeerLost as lost:
+            Path(folder, f"told-{team.rank}").write_text(f"{time.monotonic()} {lost}")
+            time.sleep(30)  # the launcher ends us
+            raise

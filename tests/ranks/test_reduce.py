@@ -1,0 +1,84 @@
+"""The reduce is a plain tree sum's bits, whatever way gradients take, and leaks nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import reduces
+
+from dure.launch import run_team
+from dure.run_folder import RunFolder
+
+
+def on_ranks(entry, args, ranks, tmp_path):
+    folder = RunFolder(tmp_path / f"run-{ranks}")
+    return run_team(f"reduces:{entry}", args, ranks=ranks, folder=folder, hang_seconds=100, grace_seconds=0.5)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_random_reduces_are_the_plain_tree_sums_bits(ranks, tmp_path):
+    assert on_ranks("trials", (60, ranks), ranks, tmp_path) == [[]] * ranks
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("wire", "transport"), [("bf16", "auto"), ("bf16", "gloo"), ("fp32", "gloo")])
+def test_the_same_bits_with_a_bf16_wire_and_over_gloo(wire, transport, tmp_path):
+    assert on_ranks("trials", (40, 7, wire, transport), 3, tmp_path) == [[]] * 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_thousand_random_reduces_on_every_number_of_ranks(ranks, tmp_path):
+    assert on_ranks("trials", (1000, 100 + ranks), ranks, tmp_path) == [[]] * ranks
+
+
+def is_flat(seen, allowed=8 << 20):
+    """Memory and descriptors of the second half of a run do not grow."""
+    half = len(seen) // 2
+    memory, files = zip(*seen[half:], strict=True)
+    return memory[-1] - memory[0] < allowed and files[-1] <= files[0]
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_reduces_leave_memory_and_descriptors_flat(tmp_path):
+    for seen in on_ranks("many", (10_000,), 4, tmp_path):
+        print([(resident >> 20, files) for resident, files in seen])
+        assert is_flat(seen)
+
+
+def test_buckets_made_anew_are_given_back(tmp_path):
+    for seen in on_ranks("rebuilds", (60,), 2, tmp_path):
+        assert is_flat(seen, allowed=16 << 20)
+
+
+def test_nothing_has_a_name_in_shared_memory(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    on_ranks("many", (100,), 4, tmp_path)
+    assert set(os.listdir("/dev/shm")) - before == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a small /dev/shm of its own")
+@pytest.mark.parametrize("options", ["size=64k", "ro"])
+def test_a_small_or_read_only_dev_shm_is_told_once_and_changes_no_bit(options, tmp_path):
+    """In a mount namespace of its own, as in a container."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
+        "wrong = run_team('reduces:trials', (12, 5), ranks=3, folder=RunFolder(Path(sys.argv[2])), hang_seconds=60)\n"
+        "assert wrong == [[]] * 3, wrong\n"
+    )
+    script = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", code]
+    ran = subprocess.run(
+        [*command, os.path.dirname(reduces.__file__), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = "".join((tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text() for rank in range(3))
+    assert told.count("/dev/shm has") == 1
