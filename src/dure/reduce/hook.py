@@ -156,7 +156,9 @@ class GradientExchange:
         out = buffer if dtype == buffer.dtype else buffer.to(dtype)
         if step.shard is None:
             return [], out
-        views = [_view_like(out, gradient, buffer) for gradient in gradients]
+        # gradients() is right about places only: it shows every gradient as contiguous, whatever its layout.
+        offsets = [gradient.storage_offset() - buffer.storage_offset() for gradient in gradients]
+        views = self._stack.views_of(out, parameters, offsets)
         held = self._stack.held_for(parameters)
         for sums in reversed(held[len(held) - self._stack.top_joins(step.shard, step.shape.leaves) :]):
             held.pop()
@@ -164,12 +166,6 @@ class GradientExchange:
         others = []
         for sums in held:
             flat = torch.zeros_like(out)
-            torch._foreach_copy_([_view_like(flat, gradient, buffer) for gradient in gradients], sums)
+            torch._foreach_copy_(self._stack.views_of(flat, parameters, offsets), sums)
             others.append(flat)
         return [*others, out], out
-
-
-def _view_like(flat: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """The part of `flat` where `gradient` lies in `buffer`."""
-    offset = gradient.storage_offset() - buffer.storage_offset()
-    return flat.as_strided(gradient.size(), gradient.stride(), flat.storage_offset() + offset)

@@ -25,6 +25,7 @@ class SubtreeStack:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
+        self._strides = [_strides_in_bucket(parameter) for parameter in self._parameters]
         self._held: list[tuple[range, list[torch.Tensor]]] = []
         self._spare: list[list[torch.Tensor]] = []
 
@@ -64,6 +65,17 @@ class SubtreeStack:
         places = [self._place[id(parameter)] for parameter in parameters]
         return [[sums[at] for at in places] for _, sums in self._held]
 
+    def views_of(
+        self, flat: torch.Tensor, parameters: Sequence[torch.Tensor], offsets: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """The gradients of these parameters inside a bucket (or a tensor like one), in DDP's own layout."""
+        return [
+            flat.as_strided(
+                parameter.size(), self._strides[self._place[id(parameter)]], flat.storage_offset() + offset
+            )
+            for parameter, offset in zip(parameters, offsets, strict=True)
+        ]
+
     def clear(self) -> None:
         """Forget the step; its memory is used again by the next."""
         self._spare += [sums for _, sums in self._held]
@@ -74,6 +86,13 @@ class SubtreeStack:
             torch.empty_like(parameter, dtype=adding_dtype(parameter.dtype), requires_grad=False)
             for parameter in self._parameters
         ]
+
+
+def _strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
+    """How DDP lays a gradient out in its bucket: like the parameter if that has no gaps, else contiguous."""
+    if torch.empty_like(parameter, device="meta").stride() == parameter.stride():  # only without gaps
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
