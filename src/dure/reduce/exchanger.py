@@ -58,6 +58,9 @@ class Alone:
 
     def exchange(self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor) -> None:
         """See `Exchanger`."""
+        if not own:  # this rank has no samples in the step, and nobody else's gradients
+            out.zero_()
+            return
         total = own[0]
         for piece in own[1:]:
             total.add_(piece)
@@ -77,7 +80,7 @@ class OverGloo:
 
     def exchange(self, own: Sequence[torch.Tensor], shape: Pieces, scale: float, out: torch.Tensor) -> None:
         """See `Exchanger`."""
-        width = -(-out.numel() // self._ranks)
+        width = max(1, -(-out.numel() // self._ranks))
         held = [len(pieces) for pieces in shape.by_rank]
         sent = out.new_zeros(self._ranks, len(own), width)
         for position, piece in enumerate(own):

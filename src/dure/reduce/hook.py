@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from dure.errors import PeerLost
 from dure.exchange.group import Group
 from dure.reduce.exchanger import Exchanger, Pieces
 from dure.reduce.stack import SubtreeStack, adding_dtype
@@ -116,10 +115,12 @@ class GradientExchange:
 
     def _meet_totals(self, step: StepExchange) -> None:
         losses, counts = step.totals.losses, step.totals.counts
-        vector = torch.tensor([losses, counts], dtype=torch.float64)
         try:
+            vector = torch.tensor([losses, counts], dtype=torch.float64)
             self._group.sum(vector, "the exchange of losses")
-        except PeerLost as failure:
+        except (
+            BaseException
+        ) as failure:  # whatever it is, this thread must live to tell it with the first bucket
             self._failure = failure
             return
         step.totals.losses, step.totals.counts = vector.tolist()
@@ -157,7 +158,7 @@ class GradientExchange:
         if step.shard is None:
             return [], out
         # gradients() is right about places only: it shows every gradient as contiguous, whatever its layout.
-        offsets = [gradient.storage_offset() - buffer.storage_offset() for gradient in gradients]
+        offsets = [int(gradient.storage_offset() - buffer.storage_offset()) for gradient in gradients]
         views = self._stack.views_of(out, parameters, offsets)
         held = self._stack.held_for(parameters)
         for sums in reversed(held[len(held) - self._stack.top_joins(step.shard, step.shape.leaves) :]):
