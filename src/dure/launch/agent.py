@@ -228,7 +228,7 @@ class TeamAgent(SimpleElasticAgent):
             values[rank] = pickle.loads(report.value) if isinstance(report, Returned) else None
         return values
 
-    def _construct_event(  # noqa: PLR0917 - torch's signature
+    def _construct_event(
         self,
         state: str,
         source: EventSource,
