@@ -109,6 +109,7 @@ class Batches:
         self._start = start
         self._dataset = dataset
         self._collate = collate
+        self._place = place
         self._loader: DataLoader[Any] = DataLoader(
             _SeededSamples(dataset, plan.seed, place),
             batch_sampler=_Keys(plan, start, steps),
@@ -142,6 +143,8 @@ class Batches:
                 ShardBatch(shard, tuple(next(parts) for _ in of_shard))
                 for shard, of_shard in zip(own, ids, strict=True)
             )
+            # What the user draws next, between two steps, is then the same on every rank.
+            plant(seed_of(self.plan.seed, self._place, "batch", step))
             yield Batch(
                 epoch=epoch,
                 step=step,

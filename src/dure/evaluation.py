@@ -12,6 +12,7 @@ from dure.batches import Batch
 from dure.exchange.group import Group
 from dure.lockstep import Setting, forward, inputs_and_target
 from dure.loss import LossSum
+from dure.replica import Buffers
 from dure.seeds import plant, seed_of
 
 
@@ -37,6 +38,8 @@ def evaluate(
     sums = torch.zeros(len(measures), 2, setting.shards, dtype=torch.float64)
     samples = mark = 0
     was_training = module.training
+    # A model may write buffers in eval mode too; every shard starts from the same, and training goes on from there.
+    buffers = Buffers(module, [name for name, _ in module.named_buffers()])
     module.eval()
     with torch.no_grad():
         for batch in batches:
@@ -45,6 +48,7 @@ def evaluate(
             samples, mark = samples + len(batch.ids), (mark + batch.mark) & (2**64 - 1)
             for shard in batch.shards:
                 for part in shard.parts:
+                    buffers.restore()
                     plant(seed_of(setting.seed, "eval", batch.step, shard.shard))
                     inputs, target = inputs_and_target(part, setting.device)
                     output = forward(module, inputs, setting)
@@ -52,6 +56,7 @@ def evaluate(
                         total, count = measure(output, target)
                         sums[at, 0, shard.shard] += float(total)
                         sums[at, 1, shard.shard] += count
+    buffers.restore()
     module.train(was_training)
     if group is not None:
         group.sum(sums, "adding up the evaluation")

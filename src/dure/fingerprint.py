@@ -53,5 +53,7 @@ def _feed(digest: _Hash, named: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's bytes; no copy for a contiguous tensor on the CPU."""
+    if tensor.numel() == 0:
+        return memoryview(b"")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data

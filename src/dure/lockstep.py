@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,8 +106,7 @@ class Lockstep:
         assert buffers is not None, "prepare comes first"
         began = time.perf_counter()
         self._step = batch.step
-        self._pulse.beat(batch.step, Phase.COMPUTE)
-        self._ready_gradients()
+        self._start_anew()
         buffers.begin()
         step = self._new_exchange(batch)
         last = batch.shards[-1]
@@ -115,6 +115,7 @@ class Lockstep:
                 buffers.restore()
             for micro, part in enumerate(shard.parts):
                 meets = shard is last and micro == len(shard.parts) - 1
+                self._pulse.beat(batch.step, Phase.COMPUTE)
                 plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
                 with contextlib.nullcontext() if meets else self.model.no_sync():
                     total, count = compute_loss(self.model, part, loss, setting)
@@ -148,13 +149,18 @@ class Lockstep:
             if self._setting.sync:
                 self._group.extreme(self._used.used, "sharing which parameters were used", largest=True)
             hidden = self._used.hide_unused()
-            self._used.used.zero_()
         norm = clip(self._parameters, clip_norm)
+        if norm is not None and not math.isfinite(norm):
+            put_back(hidden)
+            raise NotFinite(
+                f"the gradients' norm is {norm} at step {self._step}, though the loss is finite; the weights are not "
+                "updated. Look for a division by zero, a root or a logarithm of zero, or an overflow in the model"
+            )
+        plant(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
         optimizer.step()
         if schedule is not None:
             schedule.step()
         put_back(hidden)
-        self._clear_gradients()
         return norm
 
     def close(self) -> None:
@@ -178,25 +184,23 @@ class Lockstep:
             self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
             raise
 
-    def _ready_gradients(self) -> None:
-        """Every shard starts from the same: no gradient, or zeros where parameters may stay unused.
+    def _start_anew(self) -> None:
+        """Forget all that stands in the gradients and in the stack: an earlier step that was not applied or that
+        failed, another model's loss, the user's own backward pass. It would be added once a rank.
 
-        A gradient that is not there is taken over as it is computed, without a pass over memory. But DDP
-        and the stack need a tensor for every parameter, so where one may get none there are zeros.
+        A gradient that is not there is taken over as it is computed, without a pass over memory. But DDP and
+        the stack need a tensor for every parameter, so where one may stay unused there are zeros.
         """
-        self._clear_gradients()
-        if self._used is not None:
+        self._stack.clear()
+        if self._used is None:
             for parameter in self._parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-
-    def _clear_gradients(self) -> None:
-        if self._used is not None:
-            if gradients := [p.grad for p in self._parameters if p.grad is not None]:
-                torch._foreach_zero_(gradients)
+                parameter.grad = None
             return
+        self._used.used.zero_()
         for parameter in self._parameters:
-            parameter.grad = None
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
 
     def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
         for shard, loss in enumerate(totals.losses):
@@ -217,15 +221,18 @@ class Lockstep:
 
 
 def probe_on(module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting) -> ProbeResult:
-    """Probe a model on this rank's first shard, with another shard (or another seed) in between."""
-    first, other = batch.shards[0], batch.shards[-1]
+    """Probe a model on this rank's first micro-batch, with all its others (or another seed) in between: so
+    that what all ranks learn together does not depend on how many they are."""
+    first, *others = [part for shard in batch.shards for part in shard.parts]
 
     def computed(part: object, seed: int) -> torch.Tensor:
         plant(seed)
         return compute_loss(module, part, loss, setting)[0]
 
     here, there = (seed_of(setting.seed, "probe", place) for place in range(2))
-    return probe(module, lambda: computed(first.parts[0], here), lambda: computed(other.parts[-1], there))
+    return probe(
+        module, partial(computed, first, here), [partial(computed, o, there) for o in others or [first]]
+    )
 
 
 def compute_loss(module: torch.nn.Module, part: object, loss: LossSum, setting: Setting) -> SumAndCount:

@@ -31,6 +31,8 @@ def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
         if getattr(part, "sparse", False) is True:
             raise ModelRefused(f"{where} has sparse gradients, which the tree cannot add; use sparse=False")
     for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise ModelRefused(f"{name} is complex, which the tree cannot add; keep it as two real numbers")
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise ModelRefused(
                 f"{name} has no shape yet (a lazy module); run one forward pass in the factory"
@@ -75,11 +77,16 @@ class Buffers:
     def __init__(self, module: torch.nn.Module, names: Iterable[str]) -> None:
         wanted = set(names)
         self._buffers = [buffer for name, buffer in module.named_buffers() if name in wanted]
+        self._others = [
+            (name, b) for name, b in module.named_buffers() if name not in wanted and not b.is_inference()
+        ]
+        self._versions: list[int] = []
         self._start = [buffer.clone() for buffer in self._buffers]
         self._kept = [buffer.clone() for buffer in self._buffers]
 
     def begin(self) -> None:
         """At the start of a step: this is the value that all shards start from."""
+        self._versions = [buffer._version for _, buffer in self._others]
         if self._buffers:
             torch._foreach_copy_(self._start, self._buffers)
 
@@ -95,6 +102,12 @@ class Buffers:
 
     def settle(self, group: Group | None) -> None:
         """At the end of a step: shard 0's values everywhere (without a group, this rank's own)."""
+        for (name, buffer), version in zip(self._others, self._versions, strict=True):
+            if buffer._version != version:
+                raise ModelRefused(
+                    f"the forward pass writes the buffer {name} now, but did not at the start, so shards did not start "
+                    f"from the same value; write it in every forward pass ({name}.copy_({name}) will do)"
+                )
         if not self._buffers:
             return
         torch._foreach_copy_(self._buffers, self._kept)
@@ -119,7 +132,7 @@ class ProbeResult:
     """What the start-up probe learned about the model."""
 
     unused: tuple[str, ...]
-    """Parameters that took no part in the probed shard."""
+    """Parameters that took no part in some probed shard."""
     written: tuple[str, ...]
     """Buffers that the forward pass writes."""
 
@@ -137,19 +150,23 @@ class ProbeResult:
 def probe(
     module: torch.nn.Module,
     shard_loss: Callable[[], torch.Tensor],
-    other_loss: Callable[[], torch.Tensor],
+    other_losses: Iterable[Callable[[], torch.Tensor]],
 ) -> ProbeResult:
-    """Compute a shard, another one, and the first again: the bits must be the same.
+    """Compute a shard, others, and the first again: the bits must be the same.
 
     That catches models with a state or a randomness of their own. Nothing of the model is changed.
     """
     start = {name: buffer.clone() for name, buffer in module.named_buffers()}
     buffers = Buffers(module, start)
     identities = {name: id(buffer) for name, buffer in module.named_buffers()}
+    parameters = {name: (p._version, fingerprint([("", p)])) for name, p in module.named_parameters()}
+    unused: set[str] = set()
+    written: set[str] = set()
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
-    def computed(loss_of: Callable[[], torch.Tensor]) -> tuple[str, Sequence[torch.Tensor | None]]:
+    def computed(loss_of: Callable[[], torch.Tensor]) -> str:
         buffers.restore()
+        versions = {name: buffer._version for name, buffer in module.named_buffers()}
         loss = loss_of()
         gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
         used = [(name, g) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
@@ -158,15 +175,23 @@ def probe(
                 raise ModelRefused(
                     f"{name} has a sparse gradient, which the tree cannot add; use sparse=False"
                 )
-        return fingerprint([("loss", loss), *used, *module.named_buffers()]), gradients
+        unused.update(name for (name, _), g in zip(named, gradients, strict=True) if g is None)
+        now = dict(module.named_buffers())
+        # A version tells of writes that change nothing yet, the bits of writes through .data, which has none.
+        written.update(
+            name
+            for name in start
+            if name in now
+            and (now[name]._version != versions[name] or not _same_bits(start[name], now[name]))
+        )
+        return fingerprint([("loss", loss), *used, *module.named_buffers()])
 
     # torch.compile and a dispatch mode do not go together; a compiled model's collectives are its own affair.
     with contextlib.nullcontext() if hasattr(module, "_orig_mod") else _NoCollectives():
-        first, gradients = computed(shard_loss)
-    now = dict(module.named_buffers())
-    written = tuple(name for name in start if not _same_bits(start[name], now[name]))
-    computed(other_loss)
-    again, _ = computed(shard_loss)
+        first = computed(shard_loss)
+    for other_loss in other_losses:
+        computed(other_loss)
+    again = computed(shard_loss)
     replaced = [name for name, buffer in module.named_buffers() if identities.get(name) != id(buffer)]
     if replaced:
         raise ModelRefused(
@@ -179,8 +204,13 @@ def probe(
             "or draws random numbers that the global generators of torch, numpy and random do not know; "
             "keep state in buffers and draw from the global generators"
         )
-    unused = tuple(name for (name, _), g in zip(named, gradients, strict=True) if g is None)
-    return ProbeResult(unused, written)
+    for name, p in module.named_parameters():
+        if parameters.get(name) != (p._version, fingerprint([("", p)])):
+            raise ModelRefused(
+                f"the forward pass writes the parameter {name}: once a shard, so the bits would depend on how many a "
+                "rank computes. Make it a buffer (register_buffer), or write it after the step"
+            )
+    return ProbeResult(tuple(sorted(unused)), tuple(sorted(written)))
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

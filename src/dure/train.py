@@ -65,6 +65,8 @@ class Run:
     metrics: dict[str, float] = field(default_factory=dict)
     samples_seen: int = 0
     steps_done: int = 0
+    judged_after: int = -1
+    """`steps_done` at the last evaluation."""
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
@@ -104,7 +106,9 @@ class Run:
                 judging += self.evaluate()
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
-        self.seconds["eval"] = judging + self.evaluate()
+        if self.judged_after != self.steps_done:
+            judging += self.evaluate()
+        self.seconds["eval"] = judging
 
     def record(self, batch: Batch, outcome: Outcome, norm: float | None, updating: float) -> None:
         """Keep what the step came to; costs the training thread some microseconds."""
@@ -152,7 +156,7 @@ class Run:
                 workers=job.data.workers,
                 collate=self._collate(),
             )
-            self.metrics = judged.metrics
+            self.metrics, self.judged_after = judged.metrics, self.steps_done
             self.recorder.record(
                 events.Evaluated(
                     self.steps_done - 1,

@@ -170,6 +170,9 @@ class Alone(PlainRooms):
 
     def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
         """See `Exchanger`."""
+        if not shape.by_rank[self._rank]:  # no samples in this step, and nobody else's gradients
+            room.out.zero_()
+            return
         first, *others = room.own(len(shape.by_rank[self._rank]))
         for piece in others:
             first.add_(piece)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from dure.errors import PeerLost
 from dure.reduce.exchanger import Exchanger, Pieces, Room, Wire
 from dure.reduce.stack import SubtreeStack
 
@@ -117,10 +116,10 @@ class GradientExchange:
 
     def _meet_totals(self, step: StepExchange) -> None:
         losses, counts = step.totals.losses, step.totals.counts
-        vector = torch.tensor([losses, counts], dtype=torch.float64)
         try:
+            vector = torch.tensor([losses, counts], dtype=torch.float64)
             self._exchanger.total(vector)
-        except PeerLost as failure:
+        except BaseException as failure:  # whatever it is, this thread must live to tell it with a bucket
             self._failure = failure
             return
         step.totals.losses, step.totals.counts = vector.tolist()
@@ -159,7 +158,9 @@ class GradientExchange:
         held = self._stack.held_for(parameters) if step.shard is not None else []
         if step.shard is None or not held:
             return
-        views = [_view_like(room.out, gradient, buffer) for gradient in gradients]
+        # gradients() is right about places only: it shows every gradient as contiguous, whatever its layout.
+        offsets = [int(gradient.storage_offset() - buffer.storage_offset()) for gradient in gradients]
+        views = self._stack.views_of(room.out, parameters, offsets)
         joined = self._stack.top_joins(step.shard, step.shape.leaves)
         for sums in reversed(held[len(held) - joined :]):
             # Only a rank that holds all shards joins the root here, and then with the last addition.
@@ -169,11 +170,4 @@ class GradientExchange:
             else:
                 torch._foreach_add_(views, sums)
         for position, sums in enumerate(held[: len(held) - joined]):
-            flat = room.extra(position)
-            torch._foreach_copy_([_view_like(flat, gradient, buffer) for gradient in gradients], sums)
-
-
-def _view_like(flat: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """The part of `flat` where `gradient` lies in `buffer`."""
-    offset = gradient.storage_offset() - buffer.storage_offset()
-    return flat.as_strided(gradient.size(), gradient.stride(), flat.storage_offset() + offset)
+            torch._foreach_copy_(self._stack.views_of(room.extra(position), parameters, offsets), sums)

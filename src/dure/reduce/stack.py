@@ -22,6 +22,7 @@ class SubtreeStack:
         """With `keep_gradients`, `.grad` is copied and zeroed; else its tensors are taken, and it is None."""
         self._parameters = list(parameters)
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
+        self._strides = [_strides_in_bucket(parameter) for parameter in self._parameters]
         self._held: list[tuple[range, list[torch.Tensor]]] = []
         self._keep_gradients = keep_gradients
 
@@ -66,9 +67,27 @@ class SubtreeStack:
         places = [self._place[id(parameter)] for parameter in parameters]
         return [[sums[at] for at in places] for _, sums in self._held]
 
+    def views_of(
+        self, flat: torch.Tensor, parameters: Sequence[torch.Tensor], offsets: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """The gradients of these parameters inside a bucket (or a tensor like one), in DDP's own layout."""
+        return [
+            flat.as_strided(
+                parameter.size(), self._strides[self._place[id(parameter)]], flat.storage_offset() + offset
+            )
+            for parameter, offset in zip(parameters, offsets, strict=True)
+        ]
+
     def clear(self) -> None:
         """Forget the step."""
         self._held = []
+
+
+def _strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
+    """How DDP lays a gradient out in its bucket: like the parameter if that has no gaps, else contiguous."""
+    if torch.empty_like(parameter, device="meta").stride() == parameter.stride():  # only without gaps
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -1,0 +1,48 @@
+"""What once broke the promise of the same bits, or of an end, does not any more."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import hard_models
+
+from dure.errors import RankFailed
+from dure.launch import run_team
+from dure.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every case on 1, 3 and 8 ranks: one team a number."""
+
+    def on(ranks):
+        folder = RunFolder(tmp_path_factory.mktemp(f"hard-{ranks}"))
+        return run_team("hard_models:train_all", (), ranks=ranks, folder=folder, hang_seconds=100)
+
+    return {ranks: on(ranks) for ranks in (1, 3, 8)}
+
+
+@pytest.mark.parametrize("name", hard_models.CASES)
+@pytest.mark.timeout(300)
+def test_the_same_bits_on_1_3_and_8_ranks(trained, name):
+    one = trained[1][0][name]
+    for ranks, results in trained.items():
+        assert [result[name] for result in results] == [one] * ranks
+
+
+@pytest.mark.timeout(120)
+def test_ranks_without_samples_train_on_without_synchronisation(tmp_path):
+    """19 samples in batches of 16: in the last step only the first three shards have any."""
+    shas = run_team("hard_models:train_apart", (19,), ranks=4, folder=RunFolder(tmp_path), hang_seconds=60)
+    assert len(set(shas)) == 4
+
+
+@pytest.mark.timeout(120)
+def test_a_failure_in_the_communication_thread_ends_the_step(tmp_path):
+    with pytest.raises(RankFailed, match="only one element tensors"):
+        run_team(
+            "hard_models:loss_with_a_bad_count", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=60
+        )
