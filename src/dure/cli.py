@@ -33,6 +33,25 @@ app = typer.Typer(
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from dure import __version__
+
+        print(f"dure {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 bench = typer.Typer(
     no_args_is_help=True, help="Measure, side by side with named peers.", rich_markup_mode=None
 )
@@ -129,10 +148,11 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
     from dure.report import in_words, summarize
 
     began = time.perf_counter()
+    language = chosen_language(lang)
     folder = _new_run(run_dir, loaded.job.name)
     write_whole(folder.job, loaded.to_json())
     team = loaded.job.team
-    display = Display(folder, team.ranks, chosen_language(lang))
+    display = Display(folder, team.ranks, language)
     try:
         results: list[Any] = run_team(
             "dure.train:run_rank",
@@ -153,7 +173,7 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
         write_whole(folder.summary, text)
     except OSError as error:
         print(f"dure: cannot write {folder.summary}: {error}", file=sys.stderr)
-    print(text if as_json else in_words(summary, chosen_language(lang)))
+    print(text if as_json else in_words(summary, language))
 
 
 @bench.command("start")

@@ -20,7 +20,7 @@ LINE_SECONDS = 5.0
 
 _WORDS: dict[Language, dict[str, str]] = {
     "en": {
-        "starting": "starting {ranks} ranks …",
+        "starting": "starting {ranks} rank(s) …",
         "step": "step {step}/{steps} · epoch {epoch} · loss {loss:.4g} · {speed:.0f} samples/s",
         "ranks": "ranks",
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
@@ -54,6 +54,7 @@ class Display:
         self._losses: deque[float] = deque(maxlen=48)
         self._recent: deque[tuple[float, int]] = deque(maxlen=50)
         self._said_at = 0.0
+        self._said: Stepped | None = None
         self._proof = self._judged = ""
         self._live = _live_display(self._stream)
         self._say(self._word["starting"].format(ranks=ranks))
@@ -64,7 +65,7 @@ class Display:
         now = time.monotonic()
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
-        elif self._last is not None and now - self._said_at >= LINE_SECONDS:
+        elif self._last is not self._said and now - self._said_at >= LINE_SECONDS:
             self._say(self._step_line())
 
     def close(self) -> None:
@@ -74,7 +75,7 @@ class Display:
             self._live.update(self._picture(), refresh=True)
             self._live.stop()
             self._live = None
-        elif self._last is not None:
+        elif self._last is not None and self._last is not self._said:
             self._say(self._step_line())
 
     def _follow(self) -> None:
@@ -105,12 +106,13 @@ class Display:
             case Evaluated():
                 shown = " · ".join(f"{name} {value:.4g}" for name, value in event.metrics.items())
                 self._judged = self._word["eval"].format(metrics=shown)
+                self._say(self._judged)
             case Noted():
-                if self._live is None:
-                    self._say(event.text)
+                self._say(event.text)
 
     def _step_line(self) -> str:
         assert self._last is not None
+        self._said = self._last
         seconds = sum(spent for spent, _ in self._recent)
         return self._word["step"].format(
             step=self._last.step + 1,

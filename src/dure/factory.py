@@ -37,6 +37,8 @@ def make(reference: str, key: str, folder: Path, arguments: Mapping[str, Any]) -
     factory = find(reference, key, folder)
     try:
         return factory(**arguments)
+    except JobError as error:
+        raise JobError(f"{key}: {error}") from error
     except Exception as error:
         raise JobError(f"{key}: {reference} raised {type(error).__name__}: {error}") from error
 

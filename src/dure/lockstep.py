@@ -126,11 +126,12 @@ class Lockstep:
             if shard is batch.shards[0]:
                 buffers.keep()
             if shard is not last:
+                self._refuse_unused(batch, shard.shard)
                 self._stack.push(shard.shard, batch.active)
         ended = time.perf_counter()
         self._exchange.finish()
         if not step.complete:
-            self._name_the_unused(batch, loss)
+            self._refuse_unused(batch, last.shard)
         buffers.settle(self._group if setting.sync else None)
         self._refuse_not_finite(batch, step.totals)
         mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
@@ -211,13 +212,15 @@ class Lockstep:
                     "or train.clip_norm, and look at that shard's samples"
                 )
 
-    def _name_the_unused(self, batch: Batch, loss: LossSum) -> None:
-        found = probe_on(self.model.module, batch, loss, self._setting)
-        named = f"{found.unused[0]} was" if found.unused else "a parameter was"
-        raise ModelRefused(
-            f"{named} not used in step {batch.step}, shard {batch.shards[-1].shard}, though all were at the start; "
-            "say that parameters may be unused: model.find_unused = true (in a script: find_unused=True)"
-        )
+    def _refuse_unused(self, batch: Batch, shard: int) -> None:
+        """Without `find_unused`, every parameter must have a gradient after every shard."""
+        named = self.model.module.named_parameters()
+        unused = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
+        if unused and not batch.idle:
+            raise ModelRefused(
+                f"{unused[0]} was not used in step {batch.step}, shard {shard}, though all parameters were at the "
+                "start; say that some may be unused: model.find_unused = true (in a script: find_unused=True)"
+            )
 
 
 def probe_on(module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting) -> ProbeResult:

@@ -22,7 +22,7 @@ def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
     if isinstance(module, DistributedDataParallel):
         raise ModelRefused("the model is a DistributedDataParallel already; hand over the module inside it")
     for name, part in module.named_modules():
-        where = f"{name or 'the model'} ({type(part).__name__})"
+        where = f"{f'layer {name}' if name else 'the model'} ({type(part).__name__})"
         if isinstance(part, torch.nn.SyncBatchNorm):
             raise ModelRefused(
                 f"{where} computes statistics over ranks, so the bits would depend on their number; "

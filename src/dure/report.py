@@ -159,7 +159,7 @@ _WORDS: dict[Language, dict[str, str]] = {
     "en": {
         "done": "{name}: done in {seconds:.1f} s",
         "team": "team",
-        "team_line": "{ranks} ranks · {shards} shards · {threads} thread(s) a rank · {device}",
+        "team_line": "{ranks} rank(s) · {shards} shards · {threads} thread(s) a rank · {device}",
         "model": "model",
         "model_line": "{parameters:,} parameters",
         "data": "samples",

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from torch.utils.data import Dataset
 
 from dure.audit import how_far_apart, prove_same
 from dure.batches import Batch, Batches, Plan, check_dataset
-from dure.errors import UsageError
+from dure.errors import DureError, UsageError
 from dure.evaluation import Judged, evaluate
 from dure.exchange.group import Group, join_world
 from dure.lockstep import Lockstep, Outcome, Setting
@@ -66,6 +67,7 @@ def start(
     `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
     built next come from `seed`, the same on every rank.
     """
+    _tell_errors_in_one_line()
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
     world = read_world(os.environ, **given)
     if world.size > shards:
@@ -281,6 +283,20 @@ class Team:
             return self._locksteps[id(model)]
         except KeyError:
             raise UsageError("this model is not of this team; use what team.replicate returned") from None
+
+
+def _tell_errors_in_one_line() -> None:
+    """In a script, an error of ours is its message; a traceback of every rank would bury it."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, DureError):
+            print(f"dure: {error}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    if getattr(before, "__name__", "") != "hook":
+        sys.excepthook = hook
 
 
 def _choose_device(wanted: str, world: World) -> torch.device:

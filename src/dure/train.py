@@ -76,9 +76,11 @@ class Run:
         module: torch.nn.Module = make("model.factory", job.model.factory, job.model.args)
         refuse_what_cannot_be_exact(module)
         module.to(self.team.setting.device)
-        self.eval_data = make("eval.factory", job.eval.factory, job.eval.args) if job.eval.factory else None
-        self.measures = {name: self._named(name, "eval.metrics", METRICS) for name in job.eval.metrics}
         self.batches = self._batches()
+        self.eval_data = make("eval.factory", job.eval.factory, job.eval.args) if job.eval.factory else None
+        if self.eval_data is not None:
+            check_dataset(self.eval_data, "eval.factory", job.train.seed)
+        self.measures = {name: self._named(name, "eval.metrics", METRICS) for name in job.eval.metrics}
         self.model = self._replicate(module)
         self.optimizer = update.make_optimizer(job.train, module)
         self.schedule = update.make_schedule(job.train, self.optimizer)
@@ -216,8 +218,6 @@ class Run:
         data, train = self.loaded.job.data, self.loaded.job.train
         dataset = self._make("data.factory", data.factory, data.args)
         check_dataset(dataset, "data.factory", train.seed)
-        if self.eval_data is not None:
-            check_dataset(self.eval_data, "eval.factory", train.seed)
         return self.team.batches(
             dataset,
             global_batch=data.global_batch,

@@ -95,7 +95,7 @@ def test_a_killed_rank_is_the_cause_and_the_others_end(team):
     output = end_of(launcher, 10)
     assert launcher.returncode == 1
     assert "RankFailed: rank 1 on" in output
-    assert "killed by SIGKILL: out of memory, or someone's kill -9?" in output
+    assert "killed by SIGKILL: out of memory, or someone's kill -9" in output
     all_gone(descendants, 0.5)  # the children of the ranks too
 
 

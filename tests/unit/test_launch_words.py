@@ -54,7 +54,7 @@ def test_our_own_errors_keep_their_words_and_exit_code_without_a_traceback(tmp_p
 
 
 def test_ends_without_a_word_are_told_apart():
-    assert "SIGKILL: out of memory, or someone's kill -9?" in exit_words(-9)
+    assert "SIGKILL: out of memory, or someone's kill -9" in exit_words(-9)
     assert "SIGSEGV" in exit_words(-11)
     assert "exit code 7" in exit_words(7)
     assert "signal 40" in exit_words(-40)

@@ -70,7 +70,8 @@ def _median_ms(results: list[Any], name: str, size: float) -> float | None:
     if name not in results[0]:
         return None
     by_round = zip(*(result[name][str(size)] for result in results), strict=True)
-    return round(statistics.median(max(seconds) for seconds in by_round) * 1e3, 4)
+    slowest: list[float] = [max(seconds) for seconds in by_round]
+    return round(statistics.median(slowest) * 1e3, 4)
 
 
 @contextlib.contextmanager

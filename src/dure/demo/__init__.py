@@ -17,10 +17,11 @@ def prepare(storage: Path, ranks: int) -> LoadedJob:
     """
     from dure.demo.draw import draw_training_data
 
+    job = load_job(HERE / "cats.toml", {"storage": str(storage.absolute())}, ranks)
     for name in ("models", "checkpoints"):
         (storage / name).mkdir(parents=True, exist_ok=True)
     draw_training_data(storage / "training_data")
     script = (HERE / "ddp.py").read_bytes()
     if not (storage / "ddp.py").exists():
         write_whole(storage / "ddp.py", script)
-    return load_job(HERE / "cats.toml", {"storage": str(storage.absolute())}, ranks)
+    return job

@@ -19,13 +19,16 @@ import dure
 from dure.demo.cats import model, photos
 
 HERE = Path(__file__).parent
+STORAGE = HERE if (HERE / "training_data").exists() else HERE.parent / "shared"
 
 
 def main() -> None:
     """The whole script: start, replicate, batches, step, done."""
     parser = argparse.ArgumentParser(parents=[dure.arguments()])
     parser.add_argument("--epochs", type=int, default=1, help="passes over the photos")
-    parser.add_argument("--data", default=str(HERE / "training_data" / "train"), help="where the photos are")
+    parser.add_argument(
+        "--data", default=str(STORAGE / "training_data" / "train"), help="where the photos are"
+    )
     args = parser.parse_args()
 
     with dure.start(args, seed=42) as team:

@@ -156,7 +156,7 @@ def exit_words(exit_code: int, *, silent: bool = True) -> str:
     except ValueError:
         name = f"signal {-exit_code}"
     hints = {
-        "SIGKILL": ": out of memory, or someone's kill -9?",
+        "SIGKILL": ": out of memory, or someone's kill -9",
         "SIGSEGV": ": a crash in native code; the Python stacks are in its output",
         "SIGABRT": ": native code gave up; the Python stacks are in its output",
         "SIGBUS": ": mapped memory that is not there; a full disk, or a full /dev/shm?",

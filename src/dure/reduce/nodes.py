@@ -81,7 +81,7 @@ class BetweenNodes:
             for work in works:
                 assert work is not None
                 work.wait()
-        theirs = [piece.to(room.out.dtype) for piece in arrived]
+        theirs: list[torch.Tensor] = [piece.to(room.out.dtype) for piece in arrived]
         pieces = [*sums, *theirs] if self._node == 0 else [*theirs, *sums]
         for addition in additions:
             self._wire.add(pieces[addition.left], pieces[addition.right], at_root=addition.at_root)
@@ -90,6 +90,6 @@ class BetweenNodes:
     def _through_all(self, sums: list[torch.Tensor], of_nodes: Pieces, room: Room) -> torch.Tensor:
         """More nodes: the slice is cut again, one part a node."""
         part = self._local.slice_of(room)
-        out: torch.Tensor = sums[-1] if sums else room.out.new_empty(part.stop - part.start)
+        out = sums[-1] if sums else room.out.new_empty(part.stop - part.start)
         self._over_gloo.exchange(Room(-1, out, sums[:-1]), of_nodes, 1.0)
         return out
