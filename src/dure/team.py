@@ -38,7 +38,13 @@ from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
 from dure.reduce.exchanger import Alone, Exchanger, OverGloo
-from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, wrap
+from dure.replica import (
+    ProbeResult,
+    compile_by_shape_alone,
+    refuse_what_cannot_be_exact,
+    same_start,
+    wrap,
+)
 from dure.results import Apart
 from dure.run_folder import RunFolder
 from dure.seeds import plant
@@ -71,6 +77,7 @@ def start(
             f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
     torch.set_num_threads(threads)
+    compile_by_shape_alone()
     join_world(world, deadline_seconds=hang_seconds + 30.0)
     chosen = _choose_device(device, world)
     if chosen.type == "cuda":
