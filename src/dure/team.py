@@ -18,7 +18,7 @@ import argparse
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -108,7 +108,7 @@ class Team:
         self.setting = setting
         self.threads = threads
         self.pulse = pulse
-        self._groups = _make_groups(setting)
+        self._groups = _make_groups(setting, pulse)
         self._locksteps: dict[int, Lockstep] = {}
 
     @property
@@ -243,7 +243,9 @@ class Team:
             dataset, plan, steps=cut.steps, workers=workers, collate=collate, place="eval sample"
         )
         summed = {name: as_sum(measure) for name, measure in measures.items()}
-        return evaluate(model.module, batches, summed, self.setting, self.group if sync else None)
+        return evaluate(
+            model.module, self._alive(batches), summed, self.setting, self.group if sync else None
+        )
 
     def prove(
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None = None, step: int = -1
@@ -275,6 +277,12 @@ class Team:
         if error is None or self.world.size == 1:
             self.done()  # after a failure others may wait in a collective, and leaving would wait for them
 
+    def _alive(self, batches: Batches) -> Iterator[Batch]:
+        """The batches, with a beat for each: a long evaluation is not a hang."""
+        for batch in batches:
+            self.pulse.beat(-1, Phase.EVALUATE)
+            yield batch
+
     def _lockstep(self, model: DistributedDataParallel) -> Lockstep:
         try:
             return self._locksteps[id(model)]
@@ -287,8 +295,8 @@ class Team:
         return OverGloo(self._groups.gradients, self.rank, self.world.size)
 
 
-def _make_groups(setting: Setting) -> _Groups:
-    main = Group(None, setting.rank, setting.ranks)
+def _make_groups(setting: Setting, pulse: Pulse) -> _Groups:
+    main = Group(None, setting.rank, setting.ranks, pulse.waiting)
     if setting.ranks == 1:
         return _Groups(main, main, None)
     totals = dist.new_group(backend="gloo")
