@@ -249,11 +249,19 @@ def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
     """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict)."""
     low = setting.precision == "bf16"
     with torch.autocast(setting.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext():
-        if isinstance(inputs, dict):
-            return module(**inputs)
-        if isinstance(inputs, list | tuple):
-            return module(*inputs)
-        return module(inputs)
+        try:
+            if isinstance(inputs, dict):
+                return module(**inputs)
+            if isinstance(inputs, list | tuple):
+                return module(*inputs)
+            return module(inputs)
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
+                raise
+            raise ModelRefused(
+                "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
+                "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
+            ) from error
 
 
 def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:

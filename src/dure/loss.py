@@ -23,7 +23,7 @@ IGNORED = -100
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
     """Over all targets but the ignored ones. Sequences may be (batch, length, classes)."""
-    if output.dim() == target.dim() + 1 and output.shape[:-1] == target.shape:
+    if _classes_last(output, target):
         output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
     total = F.cross_entropy(output, target, reduction="sum", ignore_index=IGNORED)
     if target.is_floating_point():  # class probabilities
@@ -43,7 +43,20 @@ def mse(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
     """Right answers over all targets but the ignored ones."""
     counted = target != IGNORED
-    return ((output.argmax(dim=-1) == target) & counted).sum(), float(counted.sum())
+    answer = output.argmax(dim=-1 if _classes_last(output, target) else 1)
+    return ((answer == target) & counted).sum(), float(counted.sum())
+
+
+def _classes_last(output: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the classes are the last dimension (sequences) and not torch's second one (pictures)."""
+    last = output.dim() == target.dim() + 1 and output.shape[:-1] == target.shape
+    second = output.dim() > 2 and output.shape[:1] + output.shape[2:] == target.shape
+    if last and second:
+        raise ModelRefused(
+            f"cross_entropy: the output is {tuple(output.shape)} and the target {tuple(target.shape)}, so the classes "
+            "may be the second dimension or the last; flatten both to (samples, classes) and (samples)"
+        )
+    return last
 
 
 LOSSES: dict[str, LossSum] = {"cross_entropy": cross_entropy, "mse": mse}

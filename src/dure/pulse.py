@@ -6,10 +6,12 @@ the file. A beat is one store into mapped memory: no system call, no lock, about
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -52,13 +54,23 @@ class Pulse:
     def __init__(self, path: Path | None) -> None:
         self._map = _reserve(path) if path is not None else None
         self._pid = os.getpid()
+        self._last = (0, Phase.STARTING)
 
     def beat(self, step: int, phase: Phase) -> None:
         """Say where this rank is now."""
+        self._last = (step, phase)
         if self._map is not None:
             beat = (step, phase, time.monotonic_ns(), self._pid)
             _BEAT.pack_into(self._map, 0, *beat)
             _BEAT.pack_into(self._map, _BEAT.size, *beat)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within `with`, this rank only waits for the others; then it goes on with what it did."""
+        step, phase = self._last
+        self.beat(step, Phase.EXCHANGE)
+        yield
+        self.beat(step, phase)
 
     def close(self) -> None:
         """Unmap the file; the last beat stays in it, later beats go nowhere."""

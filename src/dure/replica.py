@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +37,17 @@ def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
             raise ModelRefused(
                 f"{name} has no shape yet (a lazy module); run one forward pass in the factory"
             )
+
+
+def compile_by_shape_alone() -> None:
+    """Have torch.compile make each kernel from the shapes it is for, whatever came before in this process.
+
+    By default the second shape that it meets gives a kernel for all shapes, and after a number of shapes the rest
+    silently runs uncompiled: the bits would depend on the order of shards, and so on the number of ranks.
+    """
+    config = importlib.import_module("torch._dynamo.config")
+    config.automatic_dynamic_shapes = False  # type: ignore[attr-defined]
+    config.fail_on_recompile_limit_hit = True  # type: ignore[attr-defined]
 
 
 def wrap(module: torch.nn.Module, *, find_unused: bool) -> DistributedDataParallel:
@@ -186,9 +197,10 @@ def probe(
         )
         return fingerprint([("loss", loss), *used, *module.named_buffers()])
 
-    # torch.compile and a dispatch mode do not go together; a compiled model's collectives are its own affair.
-    with contextlib.nullcontext() if hasattr(module, "_orig_mod") else _NoCollectives():
-        first = computed(shard_loss)
+    # Compiled code that meets a dispatch mode would silently stay eager for ever; it is looked at as eager code.
+    with torch.compiler.set_stance("force_eager"), _NoCollectives():
+        computed(shard_loss)
+    first = computed(shard_loss)
     for other_loss in other_losses:
         computed(other_loss)
     again = computed(shard_loss)

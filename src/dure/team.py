@@ -19,7 +19,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -39,7 +39,13 @@ from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
 from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
 from dure.reduce.exchanger import Exchanger
-from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, wrap
+from dure.replica import (
+    ProbeResult,
+    compile_by_shape_alone,
+    refuse_what_cannot_be_exact,
+    same_start,
+    wrap,
+)
 from dure.results import Apart
 from dure.run_folder import RunFolder
 from dure.seeds import plant
@@ -75,6 +81,7 @@ def start(
             f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
     torch.set_num_threads(threads)
+    compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
     join_world(world, deadline_seconds)
     chosen = _choose_device(device, world)
@@ -110,7 +117,7 @@ class Team:
         self.setting = setting
         self.threads = threads
         self.pulse = pulse
-        self.group = Group(None, setting.rank, setting.ranks)
+        self.group = Group(None, setting.rank, setting.ranks, pulse.waiting)
         """All ranks, for small exchanges on the training thread."""
         self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}
@@ -246,7 +253,9 @@ class Team:
             dataset, plan, steps=cut.steps, workers=workers, collate=collate, place="eval sample"
         )
         summed = {name: as_sum(measure) for name, measure in measures.items()}
-        return evaluate(model.module, batches, summed, self.setting, self.group if sync else None)
+        return evaluate(
+            model.module, self._alive(batches), summed, self.setting, self.group if sync else None
+        )
 
     def prove(
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None = None, step: int = -1
@@ -277,6 +286,12 @@ class Team:
     ) -> None:
         if error is None or self.world.size == 1:
             self.done()  # after a failure others may wait in a collective, and leaving would wait for them
+
+    def _alive(self, batches: Batches) -> Iterator[Batch]:
+        """The batches, with a beat for each: a long evaluation is not a hang."""
+        for batch in batches:
+            self.pulse.beat(-1, Phase.EVALUATE)
+            yield batch
 
     def _lockstep(self, model: DistributedDataParallel) -> Lockstep:
         try:

@@ -6,7 +6,8 @@ from torch import nn
 
 from dure.errors import ModelRefused
 from dure.fingerprint import weights_sha256
-from dure.replica import Buffers, probe, refuse_what_cannot_be_exact
+from dure.lockstep import Setting, forward
+from dure.replica import Buffers, compile_by_shape_alone, probe, refuse_what_cannot_be_exact
 
 POINTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
@@ -48,6 +49,76 @@ def test_complex_parameters_are_refused_by_name():
     module.register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))
     with pytest.raises(ModelRefused, match="phase is complex"):
         refuse_what_cannot_be_exact(module)
+
+
+def test_compiled_parts_stay_compiled_after_the_probe():
+    """A dispatch mode around compiled code makes dynamo leave that code alone for good."""
+    compiled = []
+
+    def backend(graph, _inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    module = nn.Sequential(torch.compile(nn.Linear(6, 4), backend=backend), nn.Linear(4, 2))
+    probed(module)
+    assert compiled
+
+
+@pytest.fixture
+def shapes_compiled():
+    """A backend that notes what it is to compile, under the team's settings."""
+    import torch._dynamo
+
+    shapes = []
+
+    def backend(graph, inputs):
+        shapes.append(tuple(inputs[-1].shape))
+        return graph.forward
+
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True, fail_on_recompile_limit_hit=False):
+        torch._dynamo.reset()
+        compile_by_shape_alone()
+        yield backend, shapes
+    torch._dynamo.reset()
+
+
+def test_compiled_kernels_depend_on_shapes_alone(shapes_compiled):
+    backend, shapes = shapes_compiled
+    model = torch.compile(lambda points: points.square(), backend=backend)
+    for size in (2, 3, 5, 3, 2):
+        model(torch.ones(size, 6))
+    assert shapes == [(2, 6), (3, 6), (5, 6)]
+    assert all(type(size) is int for shape in shapes for size in shape)
+
+
+def test_more_shapes_than_may_be_compiled_are_refused_not_run_uncompiled(shapes_compiled):
+    backend, shapes = shapes_compiled
+    model = torch.compile(nn.Linear(6, 2), backend=backend)
+    setting = Setting(0, 1, 8, 0, True, torch.device("cpu"))
+    limit = torch._dynamo.config.recompile_limit
+    for size in range(2, 2 + limit):
+        forward(model, torch.ones(size, 6), setting)
+    with pytest.raises(ModelRefused, match="pad the samples to fewer shapes"):
+        forward(model, torch.ones(2 + limit, 6), setting)
+    assert len(shapes) == limit
+
+
+def test_a_collective_in_the_forward_pass_is_refused_by_name(tmp_path):
+    class Meets(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(6, 2)
+
+        def forward(self, points):
+            torch.distributed.all_reduce(points.clone())
+            return self.inner(points)
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ModelRefused, match="collective"):
+            probed(Meets())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 class Branches(nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import torch
@@ -91,27 +92,35 @@ def _is_loopback(host: str) -> bool:
 class Group:
     """Ranks that exchange small things. One thread uses one group."""
 
-    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        rank: int,
+        size: int,
+        waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`waiting` is entered around every wait for the others."""
         self.group = group
         self.rank = rank
         self.size = size
+        self._waiting = waiting
 
     def sum(self, tensor: torch.Tensor, what: str) -> None:
         """Add over all ranks, in place. Exact only where ranks fill different places."""
         if self.size > 1:
-            with naming_the_wait(self.rank, what):
+            with self._waiting(), naming_the_wait(self.rank, what):
                 dist.all_reduce(tensor, group=self.group)
 
     def extreme(self, tensor: torch.Tensor, what: str, *, largest: bool) -> None:
         """The largest (or smallest) over all ranks, in place."""
         if self.size > 1:
-            with naming_the_wait(self.rank, what):
+            with self._waiting(), naming_the_wait(self.rank, what):
                 dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.MIN, group=self.group)
 
     def from_leader(self, tensor: torch.Tensor, what: str) -> None:
         """Rank 0's tensor, on all ranks, in place."""
         if self.size > 1:
-            with naming_the_wait(self.rank, what):
+            with self._waiting(), naming_the_wait(self.rank, what):
                 dist.broadcast(tensor, 0, group=self.group)
 
     def gather(self, value: str, what: str) -> list[str]:
@@ -119,7 +128,7 @@ class Group:
         if self.size == 1:
             return [value]
         found: list[str] = [""] * self.size
-        with naming_the_wait(self.rank, what):
+        with self._waiting(), naming_the_wait(self.rank, what):
             dist.all_gather_object(found, value, group=self.group)
         return found
 
