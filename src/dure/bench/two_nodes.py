@@ -152,27 +152,29 @@ class TwoNodes:
         Raises RankFailed with the first cause, or naming who has not returned by the deadline; no rank is
         left then. Call it from the main thread.
         """
+        if ranks_per_node < 1:
+            raise UsageError(f"{ranks_per_node} ranks a node cannot be started; use 1 or more")
+        folder = RunFolder(folder.path.absolute())  # ranks start in `/`
         folder.create()
-        size = ranks_per_node * len(self._nodes)
-        forget_last_run(folder, size)
+        forget_last_run(folder, ranks_per_node * len(self._nodes))
         self._runs += 1
         base = _own_environment()
-        search_path = tuple(os.path.abspath(entry) for entry in sys.path)
+        search_path = tuple(os.path.abspath(folder_name) for folder_name in sys.path)
         call = Call(entry, pickle.dumps(args), 1, folder, search_path)
         teams: list[Ranks] = []
         with StopSignals() as stop:
             try:
-                for node in self._nodes:
-                    first = node.number * ranks_per_node
+                for node in range(len(self._nodes)):
+                    numbers = range(node * ranks_per_node, (node + 1) * ranks_per_node)
                     teams.append(
                         Ranks(
-                            [folder.log(rank) for rank in range(first, first + ranks_per_node)],
+                            [folder.log(rank) for rank in numbers],
                             preload=(*preload, entry.partition(":")[0]),
                             env=base,
                             search_path=search_path,
                             tee=False,
-                            first=first,
-                            within=self.command(node.number, []),
+                            first=numbers.start,
+                            within=self.command(node, []),
                         )
                     )
                 for node, team in enumerate(teams):
@@ -181,7 +183,7 @@ class TwoNodes:
                             rank,
                             base | self._rank_environment(rank, node, ranks_per_node),
                             str(folder.path),
-                            folder.log(rank).resolve(),
+                            folder.log(rank),
                             call,
                         )
                         for rank in team.numbers
