@@ -19,6 +19,7 @@ from dure.bench import openmpi
 from dure.bench.two_nodes import TwoNodes, bits_per_second
 from dure.errors import UsageError
 from dure.launch import run_team
+from dure.launch.team import TORCH
 from dure.run_folder import RunFolder
 
 SIZES = (0.0625, 1.0, 25.0, 100.0)
@@ -64,7 +65,9 @@ def bench_reduce(
             if has_openmpi:
                 beside.enter_context(openmpi.beside(Path(temporary), ranks))
             args = (list(mib), rounds, wire, temporary if has_openmpi else None)
-            results = run_team(entry, args, ranks=ranks, folder=folder, hang_seconds=HANG_SECONDS)
+            results = run_team(
+                entry, args, ranks=ranks, folder=folder, hang_seconds=HANG_SECONDS, preload=TORCH
+            )
         else:
             pair = beside.enter_context(TwoNodes(rate))
             results = pair.run_ranks(
