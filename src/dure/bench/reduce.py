@@ -7,7 +7,6 @@ rank's; the figures are medians over rounds.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -141,11 +140,16 @@ def _median_ms(found: list[RankFigures], name: str, size: float) -> float | None
     return round(float(statistics.median(slowest)) * 1e3, 4)
 
 
+def repeats_for(mib: float) -> int:
+    """How often an all-reduce is repeated in a round: about the same time for every size."""
+    return max(2, min(40, int(40 / max(mib, 1))))
+
+
 def _deadline(rate: str | None, mib: Sequence[float], rounds: int) -> float:
-    """More than enough: as if every contender sent each bucket ten times, at a tenth of an unshaped link."""
-    rate_bytes = min(bits_per_second(rate or "1gbit"), 1e9) / 8
-    calls = sum(size * 2**20 * max(2, min(40, math.ceil(40 / max(size, 1)))) for size in mib)
-    return 300.0 + 10 * len(CONTENDERS) * (rounds + 1) * calls / rate_bytes
+    """Seconds that two nodes may take, more than enough: ten times all bytes, at 1 Gbit/s at most."""
+    bytes_a_second = min(bits_per_second(rate or "1gbit"), 1e9) / 8
+    bytes_a_round = sum(size * 2**20 * repeats_for(size) * len(CONTENDERS) for size in mib)
+    return 300.0 + 10 * (rounds + 1) * bytes_a_round / bytes_a_second
 
 
 def _check(ranks: int, nodes: int, rate: str | None, mib: Sequence[float], rounds: int, wire: str) -> None:
@@ -163,4 +167,4 @@ def _check(ranks: int, nodes: int, rate: str | None, mib: Sequence[float], round
         raise UsageError(f"--rounds is {rounds}; use 1 or more")
     for size in mib:
         if not 1 <= size * 2**20 / 4 <= 2**30:
-            raise UsageError(f"--mib {size:g} cannot be measured; use sizes from 0.0625 to 4096")
+            raise UsageError(f"--mib {size:g} cannot be measured; use sizes above 0, up to 4096")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import dure
 from dure.bench.openmpi import Asker
-from dure.bench.reduce import RankFigures
+from dure.bench.reduce import RankFigures, repeats_for
 from dure.bench.two_nodes import sent_bytes
 from dure.bench.wire import Wire
 from dure.errors import DureError
@@ -25,11 +25,6 @@ from dure.world import read_world
 
 Contender = Callable[[int], float]
 """Does its work so many times, and returns the seconds of one."""
-
-
-def repeats_for(mib: float) -> int:
-    """How often an all-reduce is repeated in a round: about the same time for every size."""
-    return max(2, min(40, int(40 / max(mib, 1))))
 
 
 def measure(sizes: list[float], rounds: int, wire: WireName, mpi_folder: str | None) -> RankFigures:
