@@ -32,8 +32,9 @@ soak: setup  ## the long tests too
 	tools/system-packages
 	$(BIN)/python -m pytest -m soak
 
-bench: setup  ## print the figures: starting ranks, step time
+bench: setup  ## print the figures: starting ranks, one all-reduce, step time
 	$(BIN)/dure bench start
+	$(BIN)/dure bench reduce
 	$(BIN)/dure bench step
 
 clean:  ## remove what the commands above made

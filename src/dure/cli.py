@@ -209,6 +209,30 @@ def bench_step(
     _print_figures(step, step.bench_step(sizes=sizes, rounds=rounds, steps=steps), as_json)
 
 
+@bench.command("reduce")
+def bench_reduce(
+    ranks: Annotated[int, typer.Option(help="Processes on each node.")] = 4,
+    nodes: Annotated[int, typer.Option(help="1, or 2: network namespaces on this machine (takes root).")] = 1,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Shape the link between 2 nodes: 10gbit, 1gbit.", show_default="unshaped"),
+    ] = None,
+    mib: Annotated[str, typer.Option(help="Sizes of the bucket in MiB, with commas.")] = "0.0625,1,25,100",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 7,
+    wire: Annotated[str, typer.Option(help="What numbers are sent as between nodes: fp32 or bf16.")] = "fp32",
+    as_json: Json = False,
+) -> None:
+    """Time of one all-reduce: dure, Gloo, OpenMPI, one plain copy and the plain wire side by side."""
+    from dure.bench import reduce
+
+    try:
+        sizes = [float(size) for size in mib.split(",")]
+    except ValueError:
+        raise UsageError(f"--mib {mib}: write sizes with commas between them, such as --mib 1,25") from None
+    figures = reduce.bench_reduce(ranks=ranks, nodes=nodes, rate=rate, mib=sizes, rounds=rounds, wire=wire)
+    _print_figures(reduce, figures, as_json)
+
+
 def main() -> None:
     """Run the command line; a failure is one line on stderr and the exit code that belongs to it."""
     try:

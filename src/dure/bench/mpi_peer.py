@@ -1,36 +1,60 @@
-"""One rank of the OpenMPI contender. Runs under mpirun, with whatever Python has mpi4py; imports no torch.
+"""One rank of the OpenMPI contender. Runs under mpirun, with whatever Python has mpi4py: no torch, no numpy.
 
-Between questions it sleeps in a pipe: an MPI rank that waited in MPI would spin and take the cores that
+Between questions it sleeps in a socket: an MPI rank that waited in MPI would spin and take the cores that
 the other contenders are measured on.
 """
 
+import ctypes
 import json
+import signal
+import socket
 import sys
 import time
 
 from mpi4py import MPI
 
+PR_SET_PDEATHSIG = 1
+CONNECT_SECONDS = 60.0
 
-def main(folder: str) -> None:
-    """Answer questions of the form `numel repeats` with the seconds of one all-reduce, until `end`."""
+
+def main(address: str) -> None:
+    """Answer questions of the form `[numel, repeats]` with the seconds of one all-reduce, until asked no more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed mpirun would leave it here
     world = MPI.COMM_WORLD
-    rank = world.Get_rank()
+    with connect(address) as line, line.makefile("rw") as words:
+        words.write(json.dumps(world.Get_rank()) + "\n")
+        words.flush()
+        for question in words:
+            numel, repeats = json.loads(question)
+            words.write(json.dumps(time_all_reduce(world, numel, repeats)) + "\n")
+            words.flush()
+
+
+def connect(address: str) -> socket.socket:
+    """Reach the rank that asks; it may not listen yet."""
+    deadline = time.monotonic() + CONNECT_SECONDS
     while True:
-        with open(f"{folder}/ask-{rank}") as line:
-            asked = line.readline().split()
-        if asked == ["end"]:
-            return
-        numel, repeats = map(int, asked)
-        data = [bytearray(4 * numel), numel, MPI.FLOAT]
+        line = socket.socket(socket.AF_UNIX)
+        try:
+            line.connect(address)
+            return line
+        except OSError:
+            line.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def time_all_reduce(world: "MPI.Intracomm", numel: int, repeats: int) -> float:
+    """Seconds of one all-reduce, of the slowest rank."""
+    data = [bytearray(4 * numel), numel, MPI.FLOAT]
+    world.Allreduce(MPI.IN_PLACE, data)
+    world.Barrier()
+    began = time.perf_counter()
+    for _ in range(repeats):
         world.Allreduce(MPI.IN_PLACE, data)
-        world.Barrier()
-        began = time.perf_counter()
-        for _ in range(repeats):
-            world.Allreduce(MPI.IN_PLACE, data)
-        seconds = world.allreduce((time.perf_counter() - began) / repeats, MPI.MAX)
-        if rank == 0:
-            with open(f"{folder}/answer", "w") as line:
-                line.write(json.dumps(seconds) + "\n")
+    seconds: float = world.allreduce((time.perf_counter() - began) / repeats, MPI.MAX)
+    return seconds
 
 
 if __name__ == "__main__":

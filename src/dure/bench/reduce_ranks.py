@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import json
+import contextlib
 import os
-import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,110 +12,106 @@ import torch
 import torch.distributed as dist
 
 import dure
+from dure.bench.openmpi import Asker
+from dure.bench.reduce import RankFigures, repeats_for
+from dure.bench.two_nodes import sent_bytes
+from dure.bench.wire import Wire
 from dure.errors import DureError
-from dure.reduce.exchanger import Pieces
+from dure.pulse import Phase
+from dure.reduce.choose import WireName
+from dure.reduce.exchanger import Exchanger, Pieces
+from dure.team import Team
+from dure.world import read_world
 
-MPI_SECONDS = 60.0
-"""How long OpenMPI's ranks may take for one answer."""
-
-Seconds = dict[str, dict[str, list[float]]]
-"""Contender → size in MiB → seconds of one all-reduce, a figure a round."""
-
-
-def repeats_for(mib: float) -> int:
-    """How often an all-reduce is repeated in a round: about the same time for every size."""
-    return max(2, min(40, int(40 / max(mib, 1))))
+Contender = Callable[[int], float]
+"""Does its work so many times, and returns the seconds of one."""
 
 
-def measure(sizes: list[float], rounds: int, mpi_folder: str | None) -> Seconds:
+def measure(sizes: list[float], rounds: int, wire: WireName, mpi_folder: str | None) -> RankFigures:
     """Entry point of a rank: every contender on every size, interleaved."""
-    with dure.start(shards=dist_size()) as team:
-        ranks = team.world.size
-        shape = Pieces.of_step(ranks, ranks, ranks)
-        shared = team.exchanger()
-        found: Seconds = {}
+    ranks = read_world(os.environ).size
+    with dure.start(shards=ranks, wire=wire) as team, contextlib.ExitStack() as peers:
+        exchanger = team.exchanger()
+        peers.callback(exchanger.close)
+        plain = peers.enter_context(Wire(team)) if team.world.nodes == 2 else None
+        # The leader asks OpenMPI's ranks, and the others wait for it.
+        asker = peers.enter_context(Asker(Path(mpi_folder), ranks)) if mpi_folder and team.is_leader else None
+        figures = RankFigures(type(exchanger).__name__, {}, {})
         for mib in sizes:
             numel = int(mib * 2**20) // 4
-            contenders: dict[str, Callable[[], object]] = {}
-            if shared is not None:
-                room = shared.room(0, torch.ones(numel))
-                contenders["dure"] = lambda room=room: shared.exchange(room, shape, 1.0 / ranks)  # type: ignore[misc]
-            ours, source, target = torch.ones(numel), torch.ones(numel), torch.zeros(numel)
-            contenders["gloo"] = lambda ours=ours: dist.all_reduce(ours)  # type: ignore[misc]
-            contenders["memcpy"] = lambda target=target, source=source: target.copy_(source)  # type: ignore[misc]
-            timed = _interleaved(contenders, repeats_for(mib), rounds, mpi_folder, numel, team.rank)
-            for name, seconds in timed.items():
-                found.setdefault(name, {})[str(mib)] = seconds
-        if mpi_folder is not None and team.rank == 0:
-            _tell_mpi(Path(mpi_folder), ranks, "end")
-        if shared is not None:
-            shared.close()
-        return found
+            contenders = _ours(team, exchanger, numel) | _peers(team, plain, numel)
+            if mpi_folder:
+                contenders["openmpi"] = _of_openmpi(asker, numel)
+            _take_turns(team, contenders, mib, rounds, figures)
+        return figures
 
 
-def dist_size() -> int:
-    """The number of ranks, before a team is there."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+def _ours(team: Team, exchanger: Exchanger, numel: int) -> dict[str, Contender]:
+    shape = Pieces.of_step(team.world.size, team.world.size, team.world.size)
+    room = exchanger.room(0, torch.ones(numel))
+
+    def reduce() -> None:
+        exchanger.exchange(room, shape, 1.0 / team.world.size)
+
+    timed = _timed(reduce)
+
+    def reduce_and_check(repeats: int) -> float:
+        seconds = timed(repeats)
+        if not bool((room.out == 1.0).all()):
+            raise DureError(f"the mean of ones over {team.world.size} ranks is not one: {room.out}")
+        return seconds
+
+    return {"dure": reduce_and_check}
 
 
-def _interleaved(
-    contenders: Mapping[str, Callable[[], object]],
-    repeats: int,
-    rounds: int,
-    mpi_folder: str | None,
-    numel: int,
-    rank: int,
-) -> dict[str, list[float]]:
-    """Seconds of one call, a figure a round; the first round warms up and is thrown away."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    if mpi_folder is not None:
-        found["openmpi"] = []
-    for _ in range(rounds + 1):
-        for name, call in contenders.items():
+def _peers(team: Team, plain: Wire | None, numel: int) -> dict[str, Contender]:
+    # Filled, so that its pages are there; with zeros, so that no number of sums overflows.
+    reduced, source, target = torch.full((numel,), 0.0), torch.ones(numel), torch.ones(numel)
+    found = {
+        "gloo": _timed(lambda: dist.all_reduce(reduced)),
+        "memcpy": _timed(lambda: target.copy_(source)),
+    }
+    if plain is not None:
+        # Every local rank carries its part: together one bucket's bytes a direction.
+        part = -(-4 * numel // team.world.local_size)
+        sent, received = torch.ones(part, dtype=torch.uint8), torch.ones(part, dtype=torch.uint8)
+        found["wire_limit"] = _timed(lambda: plain.transfer(sent, received))
+    return found
+
+
+def _of_openmpi(asker: Asker | None, numel: int) -> Contender:
+    return lambda repeats: asker.seconds(numel, repeats) if asker is not None else 0.0
+
+
+def _timed(call: Callable[[], object]) -> Contender:
+    def run(repeats: int) -> float:
+        began = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - began) / repeats
+
+    return run
+
+
+def _take_turns(
+    team: Team, contenders: Mapping[str, Contender], mib: float, rounds: int, figures: RankFigures
+) -> None:
+    """Add each contender's figures for a size; the first round warms up and is thrown away."""
+    repeats = repeats_for(mib)
+    counts_bytes = team.world.nodes > 1 and team.world.is_node_leader
+    for name in contenders:
+        figures.seconds.setdefault(name, {})[mib] = []
+        figures.sent.setdefault(name, {})[mib] = []
+    for turn in range(rounds + 1):
+        for name, run in contenders.items():
+            team.pulse.beat(turn, Phase.EXCHANGE)
+            # Between two barriers nobody sends for a contender: neither for the last one nor for the next.
             dist.barrier()
-            began = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            found[name].append((time.perf_counter() - began) / repeats)
-        dist.barrier()
-        if mpi_folder is not None:
-            if rank == 0:
-                found["openmpi"].append(_ask_mpi(Path(mpi_folder), dist.get_world_size(), numel, repeats))
-            else:
-                found["openmpi"].append(0.0)
-    return {name: seconds[1:] for name, seconds in found.items()}
-
-
-def _tell_mpi(folder: Path, ranks: int, message: str) -> None:
-    for rank in range(ranks):
-        _write(folder / f"ask-{rank}", message + "\n")
-
-
-def _write(pipe: Path, text: str) -> None:
-    """Write into a named pipe as soon as somebody reads it."""
-    deadline = time.monotonic() + MPI_SECONDS
-    while True:
-        try:
-            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO or time.monotonic() > deadline:
-                raise DureError(
-                    f"OpenMPI's rank does not read {pipe.name}; is mpirun still alive?"
-                ) from error
-            time.sleep(0.005)
-            continue
-        with os.fdopen(descriptor, "w") as line:
-            line.write(text)
-        return
-
-
-def _ask_mpi(folder: Path, ranks: int, numel: int, repeats: int) -> float:
-    """OpenMPI's seconds: its ranks sleep in a pipe of their own until they are asked."""
-    _tell_mpi(folder, ranks, f"{numel} {repeats}")
-    descriptor = os.open(folder / "answer", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not select.select([descriptor], [], [], MPI_SECONDS)[0]:
-            raise DureError(f"OpenMPI did not finish within {MPI_SECONDS:.0f} s")
-        return float(json.loads(os.read(descriptor, 4096)))
-    finally:
-        os.close(descriptor)
+            before = sent_bytes() if counts_bytes else 0
+            dist.barrier()
+            seconds = run(repeats)
+            dist.barrier()
+            after = sent_bytes() if counts_bytes else 0
+            if turn > 0:
+                figures.seconds[name][mib].append(seconds)
+                figures.sent[name][mib].append((after - before) / repeats)

@@ -31,7 +31,7 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from dure.errors import RankFailed
-from dure.launch.failure import Fault, RankError, Weight, fault_of, first_cause, rank_failed, tail
+from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
 from dure.launch.rank import RankStart, Returned
 from dure.launch.ranks import Ranks
@@ -40,8 +40,6 @@ from dure.run_folder import RunFolder
 
 _LOOK_SECONDS = 0.03
 _TICK_SECONDS = 0.1
-_UNWIND_SECONDS = 2.0
-_BETTER_CAUSE_SECONDS = 2.0
 _EXIT_SECONDS = 10.0
 _BIRTH_SECONDS = 300.0
 
@@ -161,7 +159,10 @@ class TeamAgent(SimpleElasticAgent):
         self._look_around()
         ranks = self._ranks
         ranks.poll()
-        faults = [fault for rank in range(ranks.count) if (fault := self._fault(rank)) is not None]
+        returns = self._plan.returns
+        faults = [
+            fault for rank in ranks.numbers if (fault := ranks.fault(rank, returns=returns)) is not None
+        ]
         if faults:
             self._judge(faults)
             return RunResult(state=WorkerState.HEALTHY)
@@ -181,24 +182,10 @@ class TeamAgent(SimpleElasticAgent):
             self._ticked_at = now
             self._plan.on_tick()
 
-    def _fault(self, rank: int) -> Fault | None:
-        ended = self._ranks.ended.get(rank)
-        report = self._ranks.reports.get(rank)
-        code = ended.exit_code if ended is not None else None
-        if isinstance(report, RankError):
-            # It still prints its traceback and runs its exit hooks: ending it now would cut them off.
-            unwinding = ended is None and _seconds_since(report.at_ns) < _UNWIND_SECONDS
-            return None if unwinding else fault_of(rank, report, code, report.at_ns)
-        if ended is None or (ended.exit_code == 0 and (report is not None or not self._plan.returns)):
-            return None
-        return fault_of(rank, None, code, ended.at_ns)
-
     def _judge(self, faults: list[Fault]) -> None:
         """Raise the cause, unless a better one may come: the rank that failed first may still unwind."""
-        cause = first_cause(faults)
-        waited = _seconds_since(min(fault.at_ns for fault in faults))
-        others = self._ranks.count - len(faults)
-        if cause.weight is Weight.AFTERMATH and others and waited < _BETTER_CAUSE_SECONDS:
+        cause = settled_cause(faults, self._ranks.count - len(faults))
+        if cause is None:
             return
         log = self._plan.folder.log(cause.rank)
         returned = isinstance(self._ranks.reports.get(cause.rank), Returned)
@@ -240,10 +227,6 @@ class TeamAgent(SimpleElasticAgent):
     ) -> Event:
         # torch's own asks the name server for this host's full name, for each event that nobody records.
         return Event(f"torchelastic.worker.status.{state}", source=source)
-
-
-def _seconds_since(monotonic_ns: int) -> float:
-    return (time.monotonic_ns() - monotonic_ns) / 1e9
 
 
 def _rank_environment(group: WorkerGroup, worker: Worker) -> dict[str, str]:

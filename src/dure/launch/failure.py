@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ _LOST_CONNECTION = (
     "socket closed",
     "gloo/transport",
 )
+_BETTER_CAUSE_SECONDS = 2.0
 _TORCH_DISTRIBUTED_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
 
@@ -125,12 +126,31 @@ def first_cause(faults: Iterable[Fault]) -> Fault:
     return min(faults, key=lambda fault: (fault.weight, fault.at_ns, fault.rank))
 
 
-def rank_failed(fault: Fault, log: Path, *, returned: bool = False, silent: bool = True) -> RankFailed:
+def settled_cause(faults: Sequence[Fault], others: int) -> Fault | None:
+    """Return the cause; None while one of the `others` that failed first may still unwind and tell it."""
+    if not faults:
+        return None
+    cause = first_cause(faults)
+    waited = seconds_since(min(fault.at_ns for fault in faults))
+    if cause.weight is Weight.AFTERMATH and others and waited < _BETTER_CAUSE_SECONDS:
+        return None
+    return cause
+
+
+def seconds_since(monotonic_ns: int) -> float:
+    """Seconds since a moment of this host's CLOCK_MONOTONIC."""
+    return (time.monotonic_ns() - monotonic_ns) / 1e9
+
+
+def rank_failed(
+    fault: Fault, log: Path, *, returned: bool = False, silent: bool = True, host: str | None = None
+) -> RankFailed:
     """Turn the cause into the error that the command ends with.
 
     `returned`: the rank had sent its value home before. `silent`: it could have said why, and did not.
+    `host`: where the rank ran, if not here.
     """
-    host = socket.gethostname()
+    host = host or socket.gethostname()
     error = fault.error
     if error is not None:
         message = (

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from dure.errors import RankFailed
 from dure.launch import lineage
-from dure.launch.failure import RankError, exit_words
+from dure.launch.failure import Fault, RankError, exit_words, fault_of, seconds_since
 from dure.launch.nursery import Birth, Born, Ended, command
 from dure.launch.rank import RankStart, Returned, read_report
 from dure.launch.streams import Passthrough
 
 _REPORT_PIPE_BYTES = 1 << 20
+_UNWIND_SECONDS = 2.0
 
 
 class Ranks:
@@ -35,13 +36,17 @@ class Ranks:
         env: Mapping[str, str],
         search_path: Sequence[str] | None,
         tee: bool,
+        first: int = 0,
+        within: Sequence[str] = (),
     ) -> None:
         """Start the nursery, one rank to come for each of `logs`; it imports `preload` from `search_path`.
 
         Without a `search_path` it imports as a fresh interpreter does. `tee` shows the ranks' output on
-        the console too.
+        the console too. `first` is the number of the first rank: other nodes may have those before it.
+        `within` is a command that becomes the command that follows it, such as `nsenter … --`.
         """
         self.count = len(logs)
+        self.numbers = range(first, first + len(logs))
         self.pids: dict[int, int] = {}
         self.ended: dict[int, Ended] = {}
         self.reports: dict[int, Returned | RankError] = {}
@@ -49,27 +54,33 @@ class Ranks:
         """How the nursery ended, if it ended before it was asked to."""
         self._pidfds: dict[int, int] = {}
         self._passthrough = Passthrough(logs) if tee else None
-        self._report_reads: list[int] = []
-        self._report_data = [bytearray() for _ in logs]
-        self._report_writes: list[int] = []
-        for _ in logs:
+        self._report_reads: dict[int, int] = {}
+        self._report_data = {rank: bytearray() for rank in self.numbers}
+        self._report_writes: dict[int, int] = {}
+        for rank in self.numbers:
             read, write = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(read, False)
             with contextlib.suppress(OSError):  # a user's pipes may be limited; a smaller one is only slower
                 fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _REPORT_PIPE_BYTES)
-            self._report_reads.append(read)
-            self._report_writes.append(write)
+            self._report_reads[rank] = read
+            self._report_writes[rank] = write
         ours, theirs = socket.socketpair()
         with theirs:
             self._nursery = subprocess.Popen(
-                command(
-                    theirs.fileno(), os.getpid(), tuple(preload), list(search_path) if search_path else None
-                ),
+                [
+                    *within,
+                    *command(
+                        theirs.fileno(),
+                        os.getpid(),
+                        tuple(preload),
+                        list(search_path) if search_path else None,
+                    ),
+                ],
                 env=dict(env),
-                pass_fds=[theirs.fileno(), *self._report_writes, *self._console_ends()],
+                pass_fds=[theirs.fileno(), *self._report_writes.values(), *self._console_ends()],
             )
         self._line = Connection(ours.detach())
-        for write in self._report_writes:
+        for write in self._report_writes.values():
             os.close(write)
         if self._passthrough is not None:
             self._passthrough.start()
@@ -83,7 +94,9 @@ class Ranks:
         """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise."""
         births = []
         for start in starts:
-            out, err = self._passthrough.ends(start.rank) if self._passthrough else (None, None)
+            out, err = (
+                self._passthrough.ends(self.numbers.index(start.rank)) if self._passthrough else (None, None)
+            )
             births.append(Birth(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank]))
         with contextlib.suppress(OSError):  # a nursery that is gone is noticed below
             self._line.send_bytes(pickle.dumps(births))
@@ -95,7 +108,7 @@ class Ranks:
             if self.lost:
                 raise RankFailed(f"no rank could start: {self.lost}", rank=-1, host=socket.gethostname())
             if time.monotonic() > deadline:
-                missing = sorted(set(range(self.count)) - set(self.pids))
+                missing = sorted(set(self.numbers) - set(self.pids))
                 message = (
                     f"ranks {missing} did not start within {deadline_seconds:.0f} s; is torch on a slow disk?"
                 )
@@ -121,7 +134,7 @@ class Ranks:
                 words = exit_words(code) if code is not None else "closed its socket"
                 self.lost = f"the process that ranks are forked from (pid {self._nursery.pid}) {words}"
         # After the ends: what a rank that has ended wrote is all in its pipe by now.
-        for rank, descriptor in enumerate(self._report_reads):
+        for rank, descriptor in self._report_reads.items():
             if rank not in self.reports:
                 self._read_report(rank, descriptor)
 
@@ -133,6 +146,19 @@ class Ranks:
         report = read_report(data)
         if report is not None:
             self.reports[rank] = report
+
+    def fault(self, rank: int, *, returns: bool) -> Fault | None:
+        """How a rank failed, as far as the last `poll` knows; with `returns`, an end without a value is one."""
+        ended = self.ended.get(rank)
+        report = self.reports.get(rank)
+        code = ended.exit_code if ended is not None else None
+        if isinstance(report, RankError):
+            # It still prints its traceback and runs its exit hooks: ending it now would cut them off.
+            unwinding = ended is None and seconds_since(report.at_ns) < _UNWIND_SECONDS
+            return None if unwinding else fault_of(rank, report, code, report.at_ns)
+        if ended is None or (ended.exit_code == 0 and (report is not None or not returns)):
+            return None
+        return fault_of(rank, None, code, ended.at_ns)
 
     def alive(self) -> list[int]:
         """Return the ranks whose processes run, as far as the last `poll` knows."""
@@ -188,5 +214,5 @@ class Ranks:
                 self._nursery.wait(2)
         if self._passthrough is not None:
             self._passthrough.finish(0.5)
-        for descriptor in (*self._report_reads, *self._pidfds.values()):
+        for descriptor in (*self._report_reads.values(), *self._pidfds.values()):
             os.close(descriptor)

@@ -1,0 +1,138 @@
+"""The reduce bench measures what it says, on one node and on two, and leaves nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import dure
+
+from dure.bench import openmpi, reduce
+from dure.bench.two_nodes import why_not_here
+from dure.errors import DureError, UsageError
+
+NOT_HERE = why_not_here()
+
+
+def test_one_node_is_measured_beside_every_peer_that_is_installed(tmp_path):
+    ended = dure(
+        "bench", "reduce", "--ranks", 2, "--mib", "0.0625,1", "--rounds", 2, "--json", TMPDIR=tmp_path
+    )
+    figures = ended.summary
+    assert (figures["ranks"], figures["nodes"], figures["rate"], figures["rounds"]) == (2, 1, None, 2)
+    assert [row["mib"] for row in figures["results"]] == [0.0625, 1]
+    for row in figures["results"]:
+        assert row["dure_ms"] > 0
+        assert row["gloo_ms"] > 0
+        assert row["memcpy_ms"] > 0
+        assert (row["openmpi_ms"] is not None) == openmpi.is_installed()
+        assert row["wire_limit_ms"] is row["bytes_a_to_b"] is row["bytes_b_to_a"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(NOT_HERE is not None, reason=f"two nodes: {NOT_HERE}")
+@pytest.mark.parametrize(("wire", "share"), [("fp32", 1.0), ("bf16", 0.5)])
+def test_two_nodes_send_each_bucket_once_a_direction_and_half_of_it_as_bf16(wire, share):
+    figures = reduce.bench_reduce(ranks=2, nodes=2, rate="10gbit", mib=[1.0], rounds=2, wire=wire)
+    assert (figures["ranks"], figures["nodes"], figures["rate"], figures["wire"]) == (2, 2, "10gbit", wire)
+    (row,) = figures["results"]
+    for name in ("dure_ms", "gloo_ms", "memcpy_ms", "wire_limit_ms"):
+        assert row[name] > 0
+    assert row["openmpi_ms"] is None
+    for way in ("bytes_a_to_b", "bytes_b_to_a"):
+        assert share * 2**20 <= row[way]["dure"] < 1.2 * share * 2**20
+        assert row[way]["gloo"] > 1.4 * 2**20  # a ring over 4 ranks: 2 × 3/4 of the bucket
+    assert json.loads(json.dumps(figures)) == figures
+    words = reduce.in_words(figures)
+    for part in ("2 nodes × 2 ranks", "10gbit", wire, "plain TCP", "on the link"):
+        assert part in words
+
+
+def test_a_peer_that_is_not_installed_is_null_and_said():
+    row = {
+        "mib": 1.0,
+        "dure_ms": 1.0,
+        "gloo_ms": 5.0,
+        "openmpi_ms": None,
+        "memcpy_ms": 0.5,
+        "wire_limit_ms": None,
+    }
+    figures = {"ranks": 4, "nodes": 1, "rate": None, "rounds": 1, "exchanger": "x", "results": [row]}
+    words = reduce.in_words(figures)
+    assert "5.0 ×" in words
+    assert "OpenMPI is not installed: apt-get install openmpi-bin python3-mpi4py" in words
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"nodes": 3}, "--nodes is 3"),
+        ({"ranks": 1}, "--ranks is 1"),
+        ({"rate": "1gbit"}, "add --nodes 2"),
+        ({"nodes": 2, "rate": "fast"}, "such as 10gbit"),
+        ({"wire": "fp8"}, "--wire is 'fp8'; use fp32 or bf16"),
+        ({"rounds": 0}, "--rounds is 0"),
+        ({"mib": [1.0, 0.0]}, "--mib 0 cannot be measured"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(options, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        reduce.bench_reduce(**options)
+
+
+@pytest.mark.skipif(not openmpi.is_installed(), reason="OpenMPI or mpi4py is not installed")
+def test_openmpi_answers_and_leaves_nothing_also_when_one_of_its_ranks_is_killed(tmp_path):
+    with openmpi.beside(tmp_path, 2), openmpi.Asker(tmp_path, 2) as asker:
+        assert 0 < asker.seconds(1000, 3) < 60
+    assert psutil.Process().children(recursive=True) == []
+    (tmp_path / "again").mkdir()
+    with openmpi.beside(tmp_path / "again", 2), openmpi.Asker(tmp_path / "again", 2) as asker:
+        family = psutil.Process().children(recursive=True)
+        victim = next(process for process in family if "mpi_peer.py" in " ".join(process.cmdline()[1:2]))
+        victim.kill()
+        with pytest.raises(DureError, match="one of OpenMPI's ranks has ended"):
+            asker.seconds(1000, 3)
+    assert not psutil.wait_procs(family, timeout=30)[1]
+
+
+@pytest.mark.skipif(not openmpi.is_installed(), reason="OpenMPI or mpi4py is not installed")
+def test_a_killed_bench_takes_openmpi_with_it(tmp_path):
+    before = orphaned_segments()
+    code = (
+        "import sys, time; from pathlib import Path; from dure.bench import openmpi\n"
+        "with openmpi.beside(Path(sys.argv[1]), 2), openmpi.Asker(Path(sys.argv[1]), 2):\n"
+        "    print('ready', flush=True); time.sleep(600)"
+    )
+    path = os.pathsep.join(filter(None, sys.path))
+    bench = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    with bench:
+        try:
+            assert bench.stdout.readline() == b"ready\n"
+            family = psutil.Process(bench.pid).children(recursive=True)
+            assert len(family) >= 3
+        finally:
+            bench.kill()
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    deadline = time.monotonic() + 10
+    while (left := orphaned_segments() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == set()
+
+
+def orphaned_segments():
+    """What OpenMPI's shared-memory transport has in /dev/shm, and no process uses."""
+    used = set()
+    for pid in psutil.pids():
+        try:
+            used.update(line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+        except OSError:
+            continue
+    return {path for path in Path("/dev/shm").glob("vader_segment.*") if str(path) not in used}
