@@ -100,10 +100,11 @@ class ThroughSharedMemory:
         """The elements of a bucket that this rank adds."""
         return slice(*_slice(self._rank, self._ranks, room.out.numel()))
 
-    def sum_slice(self, room: Room, by_rank: Sequence[Sequence[range]], leaves: int) -> list[torch.Tensor]:
-        """This node's subtree sums of this rank's slice, in memory of its own."""
+    def sum_part(
+        self, room: Room, part: slice, by_rank: Sequence[Sequence[range]], leaves: int
+    ) -> list[torch.Tensor]:
+        """This node's subtree sums of a part of this rank's slice, in memory of its own."""
         assert isinstance(room, _SharedRoom)
-        part = self.slice_of(room)
         pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
         additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
         own: dict[int, torch.Tensor] = {}
@@ -119,10 +120,9 @@ class ThroughSharedMemory:
             own[addition.left] = left
         return [own[at] if at in own else pieces[at].clone() for at in positions]
 
-    def write_slice(self, room: Room, whole: torch.Tensor, scale: float) -> None:
-        """Give everyone on the node the scaled root of this rank's slice."""
+    def write_part(self, room: Room, part: slice, whole: torch.Tensor, scale: float) -> None:
+        """Give everyone on the node the scaled root of a part of this rank's slice."""
         assert isinstance(room, _SharedRoom)
-        part = self.slice_of(room)
         for tensors in room.everyones:
             torch.mul(whole, scale, out=tensors[-1][part])
 
