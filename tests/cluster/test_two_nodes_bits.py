@@ -1,0 +1,42 @@
+"""Two nodes have the bits of one rank: models, random reduces, a bf16 wire."""
+
+import features
+import pytest
+
+from dure.bench.two_nodes import TwoNodes, why_not_here
+from dure.launch import run_team
+from dure.run_folder import RunFolder
+
+pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=f"no two nodes here: {why_not_here()}")
+
+NAMES = (
+    "dropout and batchnorm",
+    "accumulation",
+    "unused in some shards",
+    "batch smaller than the shards",
+    "bf16 weights",
+)
+
+
+@pytest.mark.timeout(300)
+def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
+    folder = RunFolder(tmp_path / "alone")
+    (alone,) = run_team("features:train_all", (NAMES,), ranks=1, folder=folder, hang_seconds=100)
+    assert set(NAMES) <= set(features.FEATURES)
+    for ranks_per_node in (4, 1):
+        with TwoNodes() as nodes:
+            folder = RunFolder(tmp_path / f"nodes-{ranks_per_node}")
+            found = nodes.run_ranks(
+                "features:train_all", (NAMES,), ranks_per_node=ranks_per_node, folder=folder
+            )
+        assert found == [alone] * (2 * ranks_per_node)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("wire", "ranks_per_node"), [("fp32", 4), ("bf16", 4), ("fp32", 3), ("bf16", 3)])
+def test_random_reduces_between_two_nodes_are_the_plain_tree_sums_bits(wire, ranks_per_node, tmp_path):
+    """With 3 ranks a node, nodes hold odd shares: several subtrees each."""
+    with TwoNodes() as nodes:
+        folder = RunFolder(tmp_path / "run")
+        wrong = nodes.run_ranks("reduces:trials", (25, 3, wire), ranks_per_node=ranks_per_node, folder=folder)
+    assert wrong == [[]] * (2 * ranks_per_node)
