@@ -205,3 +205,12 @@ def loss_with_a_bad_count():
             team.forward_backward(
                 model, batch, lambda o, t: (F.cross_entropy(o, t, reduction="sum"), torch.ones(2))
             )
+
+
+def nan_in_the_gradients_alone():
+    """Entry point of a rank: the root of zero is fine, its slope is not."""
+    with dure.start(seed=5) as team:
+        module = plain()
+        model, optimizer = team.replicate(module), adam(module)
+        for batch in team.batches(Points(), global_batch=16, steps=1):
+            team.step(model, optimizer, batch, lambda o, _: torch.sqrt((o * 0).sum(-1)), clip_norm=1.0)

@@ -10,7 +10,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hard_models
 
 from dure.errors import RankFailed
+from dure.events import Evaluated, read_events
+from dure.job import load_job
 from dure.launch import run_team
+from dure.report import read_ledger
 from dure.run_folder import RunFolder
 
 
@@ -46,3 +49,37 @@ def test_a_failure_in_the_communication_thread_ends_the_step(tmp_path):
         run_team(
             "hard_models:loss_with_a_bad_count", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=60
         )
+
+
+@pytest.mark.timeout(120)
+def test_gradients_that_are_not_finite_do_not_reach_the_weights(tmp_path):
+    with pytest.raises(RankFailed, match="norm is nan at step 0, though the loss is finite"):
+        run_team(
+            "hard_models:nan_in_the_gradients_alone", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=60
+        )
+
+
+JOB = """
+[model]
+factory = "hard_models:plain"
+[data]
+factory = "hard_models:Points"
+global_batch = 16
+[eval]
+factory = "hard_models:Points"
+args = { samples = 19 }
+every_epochs = 1
+[train]
+epochs = 2
+"""
+
+
+@pytest.mark.timeout(120)
+def test_the_last_epoch_is_judged_once(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    loaded, folder = load_job(tmp_path / "job.toml"), RunFolder(tmp_path / "run")
+    arguments = (loaded.to_json(), str(folder.path))
+    run_team("dure.train:run_rank", arguments, ranks=2, folder=folder, hang_seconds=60)
+    judged = [event.step for event in read_events(folder.events(0)) if isinstance(event, Evaluated)]
+    assert judged == [3, 7]
+    assert read_ledger(folder, 2, 61, together=True).eval_exactly_once
