@@ -13,7 +13,7 @@ from dure.job import LoadedJob
 
 _NOT_IN_THE_BITS = {
     "data": ("workers",),
-    "train": ("prove_every", "epochs", "steps"),
+    "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
     "team": ("ranks", "hang_seconds"),
 }
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""

@@ -77,6 +77,8 @@ class Run:
         self.batches = self._batches()
         self.model = self._replicate(module)
         self.optimizer = update.make_optimizer(job.train, module)
+        if job.train.shard_optimizer:
+            self.team.shard_optimizer(self.model, self.optimizer)
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
         self._record_team()

@@ -1,0 +1,108 @@
+"""A sharded optimizer changes who does the work, never a bit of the result."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import sharding
+from commands import EXAMPLES, train
+
+from dure.errors import RankFailed
+from dure.launch import run_team
+from dure.run_folder import RunFolder
+
+
+def team_of(ranks, entry, args, folder):
+    return run_team(f"sharding:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=100)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Every optimizer without and with sharding, on 1, 3 and 4 ranks: one team a number."""
+    names = tuple(sharding.OPTIMIZERS)
+    return {
+        ranks: team_of(ranks, "train_both", (names,), tmp_path_factory.mktemp(f"sharding-{ranks}"))
+        for ranks in (1, 3, 4)
+    }
+
+
+@pytest.mark.parametrize("name", sharding.OPTIMIZERS)
+@pytest.mark.timeout(300)
+def test_the_same_bits_with_and_without_sharding_on_1_3_and_4_ranks(trained, name):
+    sha, norm, _, rates, _ = trained[1][0][name][0]
+    for ranks, results in trained.items():
+        for rank in results:
+            for found in rank[name]:
+                assert (found[0], found[1], found[3]) == (sha, norm, rates), f"{ranks} ranks"
+        assert len({rank[name][1][2] for rank in results}) == 1, "one fingerprint of all parts"
+
+
+def test_optimizers_differ_from_each_other(trained):
+    """An optimizer that had no effect would prove nothing."""
+    shas = [found[0][0] for found in trained[1][0].values()]
+    assert len(set(shas)) == len(shas) - 1  # AdamW with and without amsgrad may agree, nothing else may
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adagrad", "SGD, momentum"])
+def test_each_rank_holds_its_share_of_the_state_alone(trained, name):
+    for ranks, results in trained.items():
+        whole = results[0][name][0][4]
+        parts = [rank[name][1][4] for rank in results]
+        assert max(parts) < 1.1 * whole / ranks + 2000
+        assert sum(parts) == pytest.approx(whole, rel=0.01)
+
+
+@pytest.mark.timeout(300)
+def test_unused_weights_no_clipping_writes_in_between_and_gloo_change_nothing(tmp_path):
+    results = team_of(3, "train_variants", (), tmp_path)
+    shas = set()
+    for name in results[0]:
+        (without,) = {rank[name][0][:2] for rank in results}
+        assert {rank[name][1][:2] for rank in results} == {without}, name
+        shas.add(without[0])
+    assert len(shas) == 4
+
+
+def test_what_cannot_be_sharded_is_refused_by_name(tmp_path):
+    told = team_of(2, "refusals", (), tmp_path)[0]
+    assert "Adafactor cannot be sharded: it keeps sums over whole rows" in told["Adafactor"]
+    assert "Muon cannot be sharded: it makes whole matrices orthogonal" in told["Muon"]
+    assert "LBFGS cannot be sharded: it needs all gradients at once" in told["LBFGS"]
+    assert "SparseAdam cannot be sharded: it needs sparse gradients" in told["SparseAdam"]
+    assert "Mine cannot be sharded: it is not known to update every element by itself; use one" in told["Mine"]
+    assert "a parameter of shape (3,) that is not the model's" in told["foreign"]
+    assert "takes no closure" in told["closure"]
+    assert "moved to other memory after its optimizer was sharded" in told["moved"]
+
+
+@pytest.mark.timeout(200)
+def test_a_job_has_the_same_bits_and_the_same_recipe_with_sharding(tmp_path):
+    job = EXAMPLES / "tiny_transformer.toml"
+    short = ("--set", "train.epochs=2", "--set", "train.prove_every=5", "--ranks", 4)
+    plain = train(job, tmp_path / "plain", *short).summary
+    sharded = train(job, tmp_path / "sharded", *short, "--set", "train.shard_optimizer=true").summary
+    for same in ("weights_sha256", "recipe", "loss", "steps"):
+        assert sharded[same] == plain[same]
+    assert len(set(sharded["fingerprints"])) == 1
+
+
+def test_a_job_that_trains_apart_cannot_shard(tmp_path):
+    settings = ("--set", "team.sync=false", "--set", "train.shard_optimizer=true")
+    ended = train(EXAMPLES / "tiny_transformer.toml", tmp_path / "run", *settings)
+    assert ended.code == 2
+    assert "train.shard_optimizer is true, but with team.sync = false" in ended.err
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.timeout(120)
+def test_a_rank_that_is_killed_in_the_update_is_named_and_the_others_end(tmp_path, moment):
+    with pytest.raises(RankFailed, match="rank 2") as caught:
+        team_of(4, "die_in_update", (2, moment), tmp_path)
+    assert caught.value.rank == 2
+    logs = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert "lost rank 2 in the exchange of" in logs
