@@ -151,8 +151,11 @@ class ShardedUpdate:
         for group in optimizer.param_groups:
             kept = []
             for parameter in group["params"]:
-                if parameter not in position:  # frozen: nobody updates it
-                    kept.append(parameter)
+                if parameter not in position:  # frozen: nobody updates it, and one rank keeps its state
+                    if self._rank == 0:
+                        kept.append(parameter)
+                    else:
+                        optimizer.state.pop(parameter, None)
                     continue
                 fragment = own.get(position[parameter])
                 state = optimizer.state.pop(parameter, None)

@@ -1,5 +1,6 @@
 """Models and optimizers for the sharded optimizer's tests, trained with and without sharding in one team."""
 
+import argparse
 import os
 import signal
 
@@ -21,8 +22,14 @@ OPTIMIZERS = {
     "AdamW, amsgrad": (O.AdamW, {"lr": 1e-2, "amsgrad": True, "fused": True}),
     "Adam": (O.Adam, {"lr": 1e-2, "weight_decay": 0.1, "fused": True}),
     "SGD": (O.SGD, {"lr": 0.1, "fused": True}),
-    "SGD, momentum": (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "fused": True}),
-    "SGD, Nesterov": (O.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "fused": True}),
+    "SGD, momentum": (
+        O.SGD,
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "fused": True},
+    ),
+    "SGD, Nesterov": (
+        O.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "fused": True},
+    ),
     "Adagrad": (O.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.01, "fused": True}),
     "RMSprop": (O.RMSprop, {"momentum": 0.9, "centered": True, "weight_decay": 0.01}),
     "NAdam": (O.NAdam, {"lr": 1e-2, "weight_decay": 0.01}),
@@ -37,26 +44,26 @@ OPTIMIZERS = {
 class Odd(nn.Module):
     """Odd sizes, large and small, tied and frozen weights, a scalar, weights with other strides, mixed types."""
 
-    def __init__(self):
+    def __init__(self, low=torch.bfloat16):
         super().__init__()
-        self.inner = nn.Linear(6, 1031)
-        self.table = nn.Linear(1031, 97, bias=False)
-        self.back = nn.Linear(97, 1031)
+        self.inner = nn.Linear(6, 519)
+        self.table = nn.Linear(519, 97, bias=False)
+        self.back = nn.Linear(97, 519)
         self.back.weight.requires_grad_(False)
         self.images = nn.Conv2d(3, 17, 3, bias=False).to(memory_format=torch.channels_last)
         self.wide = nn.Conv2d(31, 47, 3, bias=False).to(memory_format=torch.channels_last)
         self.long = nn.Parameter(torch.randn(53, 59, dtype=torch.float64) * 0.1)
-        self.short = nn.Parameter((torch.randn(97, 131) * 0.1).to(torch.bfloat16))
+        self.short = nn.Parameter((torch.randn(97, 131) * 0.1).to(low))
         self.scale = nn.Parameter(torch.tensor(1.5))
-        self.out = nn.Linear(1031, 2)
-        self.tied = nn.Linear(1031, 97, bias=False)
+        self.out = nn.Linear(519, 2)
+        self.tied = nn.Linear(519, 97, bias=False)
         self.tied.weight = self.table.weight
 
     def forward(self, points):
         hidden = torch.tanh(self.inner(points))
         hidden = hidden + torch.tanh(self.back(self.table(hidden) + self.tied(hidden.flip(1))))
         weights = (self.images.weight.square().sum() + self.wide.weight.square().sum()) * 1e-2
-        mixed = torch.tanh(hidden[:, :97].to(torch.bfloat16) @ self.short).float()
+        mixed = torch.tanh(hidden[:, :97].to(self.short.dtype) @ self.short).float()
         pulled = (hidden[:, :53].double() @ self.long).float()
         extra = mixed.mean(1, keepdim=True) + pulled.mean(1, keepdim=True)
         return self.out(hidden) * self.scale + weights + extra
@@ -102,11 +109,22 @@ def optimizer_named(name):
     return lambda module: kind(groups_of(module), **arguments)
 
 
+def low_precision(name):
+    """torch's fused SGD leaves parts of a bf16 momentum unwritten: whatever was in memory stays there."""
+    return torch.float32 if name in ("SGD, momentum", "SGD, Nesterov") else torch.bfloat16
+
+
 def train_both(names):
     """Entry point of a rank: every optimizer without and with sharding."""
-    with dure.start(seed=5) as team:
+    with dure.start(seed=5, shards=4) as team:
         return {
-            name: [train(team, optimizer_named(name), shard=shard) for shard in (False, True)] for name in names
+            name: [
+                train(
+                    team, optimizer_named(name), shard=shard, model=lambda name=name: Odd(low_precision(name))
+                )
+                for shard in (False, True)
+            ]
+            for name in names
         }
 
 
@@ -117,7 +135,7 @@ def momentum(module):
 class LargeBranches(Branches):
     def __init__(self):
         super().__init__(never=True)
-        self.left, self.right, self.out = nn.Linear(6, 1031), nn.Linear(6, 1031), nn.Linear(1031, 2)
+        self.left, self.right, self.out = nn.Linear(6, 519), nn.Linear(6, 519), nn.Linear(519, 2)
         self.never = nn.Linear(90, 80)
 
 
@@ -136,13 +154,16 @@ def train_variants():
     """Entry point of a rank: what else must not change a bit; (without, with) sharding by name."""
 
     def both(**options):
-        return [train(team, options.pop("make", optimizer_named("AdamW")), shard=s, **options) for s in (0, 1)]
+        return [
+            train(team, options.pop("make", optimizer_named("AdamW")), shard=s, **options) for s in (0, 1)
+        ]
 
     found = {}
-    with dure.start(seed=5) as team:
+    with dure.start(seed=5, shards=4) as team:
         found["no clipping"] = both(clip_norm=None)
         found["unused"] = [
-            train(team, momentum, shard=shard, model=LargeBranches, find_unused=True) for shard in (False, True)
+            train(team, momentum, shard=shard, model=LargeBranches, find_unused=True)
+            for shard in (False, True)
         ]
         found["weights written in between"] = both(after_step=clamp)
         outbox.SharedBoxes = cannot_share
@@ -160,7 +181,7 @@ def refusals():
         except dure.errors.DureError as error:
             told[name] = f"{type(error).__name__}: {error}"
 
-    with dure.start(seed=5) as team:
+    with dure.start(seed=5, shards=4) as team:
         module = nn.Sequential(nn.Linear(40, 200), nn.Linear(200, 40))
         model = team.replicate(module)
         weights = [p for p in module.parameters() if p.dim() == 2]
@@ -180,21 +201,22 @@ def refusals():
     return told
 
 
-def die_in_update(victim, moment):
-    """Entry point of a rank: one rank is killed in its 5th update, before or after it wrote its part."""
+def die_in_update(rank, ranks, port, victim):
+    """A rank that somebody started by hand: the victim is killed in its 5th update, its part half handed over."""
     updates = 0
-    step = O.SGD.step
 
-    def deadly(self, *args, **kwargs):
+    def count(*_):
         nonlocal updates
         updates += 1
-        if updates == 5 and team.rank == victim and moment == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *args, **kwargs)
 
-    with dure.start(seed=5) as team:
-        O.SGD.step = deadly
-        if team.rank == victim and moment == "after":
-            send = sharded._Copies.run
-            sharded._Copies.run = lambda self: (send(self), updates == 5 and os.kill(os.getpid(), signal.SIGKILL))
-        return train(team, momentum, shard=True)
+    def deadly(copies):
+        if updates == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        copy(copies)
+
+    copy = sharded._Copies.run
+    if rank == victim:
+        sharded._Copies.run = deadly
+    place = argparse.Namespace(rank=rank, world_size=ranks, master=f"127.0.0.1:{port}")
+    with dure.start(place, seed=5, shards=4) as team:
+        train(team, momentum, shard=True, model=LargeBranches, find_unused=True, after_step=count)
