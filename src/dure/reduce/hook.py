@@ -157,16 +157,25 @@ class GradientExchange:
         held = self._stack.held_for(parameters) if step.shard is not None else []
         if step.shard is None or not held:
             return
-        views = [_view_like(room.out, gradient, buffer) for gradient in gradients]
+        pairs = list(zip(gradients, parameters, strict=True))
+        views = [_view_like(room.out, *pair, buffer) for pair in pairs]
         joined = self._stack.top_joins(step.shard, step.shape.leaves)
         for sums in reversed(held[len(held) - joined :]):
             torch._foreach_add_(views, sums)
         for position, sums in enumerate(held[: len(held) - joined]):
             flat = room.extra(position)
-            torch._foreach_copy_([_view_like(flat, gradient, buffer) for gradient in gradients], sums)
+            torch._foreach_copy_([_view_like(flat, *pair, buffer) for pair in pairs], sums)
 
 
-def _view_like(flat: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
-    """The part of `flat` where `gradient` lies in `buffer`."""
+def _view_like(
+    flat: torch.Tensor, gradient: torch.Tensor, parameter: torch.Tensor, buffer: torch.Tensor
+) -> torch.Tensor:
+    """The part of `flat` where the parameter's gradient lies in `buffer`, as DDP lays it out there.
+
+    DDP gives a dense parameter's gradient the strides of the parameter (channels last, say), but hands
+    contiguous views to its hook.
+    """
+    dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
     offset = gradient.storage_offset() - buffer.storage_offset()
-    return flat.as_strided(gradient.size(), gradient.stride(), flat.storage_offset() + offset)
+    strides = parameter.stride() if dense else gradient.stride()
+    return flat.as_strided(gradient.size(), strides, flat.storage_offset() + offset)
