@@ -12,17 +12,27 @@ its start: every element stays where it was, in the body or among the last few.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dure.errors import ModelRefused, UsageError
-from dure.exchange.outbox import Outboxes
+from dure.exchange.group import Group
+from dure.exchange.handover import (
+    LINE_BYTES,
+    Copied,
+    Fragment,
+    Handover,
+    NodeMemory,
+    OneMemory,
+    box_bytes,
+    flat,
+    whole_bytes,
+)
+from dure.exchange.outbox import GatheredBoxes, Outboxes, SharedBoxes
 
-LINE_BYTES = 512
-"""Cuts are at multiples of this: four times what a kernel takes at once with the widest instructions."""
 SMALL_BYTES = 16 * 1024
 """A smaller parameter is not cut: it belongs to the rank that has the least so far."""
 
@@ -39,16 +49,6 @@ _REASONS = {
     "Muon": "it makes whole matrices orthogonal",
     "SparseAdam": "it needs sparse gradients",
 }
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """A run of one parameter's elements, in the order of its memory, that one rank updates."""
-
-    parameter: int
-    """Its position among the parameters that were cut."""
-    start: int
-    stop: int
 
 
 def cut(parameters: Sequence[tuple[int, int]], ranks: int) -> list[list[Fragment]]:
@@ -119,31 +119,29 @@ class ShardedUpdate:
         optimizer: torch.optim.Optimizer,
         rank: int,
         ranks: int,
-        make_boxes: Callable[[int], Outboxes],
+        hand_over: Callable[[list[torch.nn.Parameter], list[list[Fragment]]], Handover],
         on_waiting: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
-        """`make_boxes` is given the bytes of a box; `on_waiting` is told when waiting begins and ends.
+        """`hand_over` is given the parameters and each rank's fragments of them, and may move the parameters;
+        `on_waiting` is told when waiting begins and ends.
 
         The optimizer is changed in place: its groups hold this rank's part, and state it has is cut too.
         """
         self._on_waiting = on_waiting
         self._parameters = list(_trained(optimizer))
-        self._places = [parameter.data_ptr() for parameter in self._parameters]
         self._owned = cut([(p.numel(), p.element_size()) for p in self._parameters], ranks)
+        self._handover = hand_over(self._parameters, self._owned)
+        self._places = [parameter.data_ptr() for parameter in self._parameters]
         self._rank = rank
         self._parts: list[tuple[torch.nn.Parameter, torch.nn.Parameter, Fragment]] = []
         """This rank's part of a parameter, that parameter, and which part it is; not those it owns whole."""
         self._take_part(optimizer)
-        self._boxes = make_boxes(max(_box_bytes(self._parameters, owned) for owned in self._owned))
-        self._copies = [self._plan_copies(turn) for turn in range(self._boxes.turns)]
-        self._turn = 0
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
     def close(self) -> None:
         """Let go of what is shared with the others."""
-        self._copies.clear()
-        self._boxes.close()
+        self._handover.close()
 
     def _take_part(self, optimizer: torch.optim.Optimizer) -> None:
         own = {fragment.parameter: fragment for fragment in self._owned[self._rank]}
@@ -172,24 +170,9 @@ class ShardedUpdate:
     def _part(self, parameter: torch.nn.Parameter, fragment: Fragment) -> torch.nn.Parameter:
         if fragment.stop - fragment.start == parameter.numel():
             return parameter
-        part = torch.nn.Parameter(_flat(parameter)[fragment.start : fragment.stop])
+        part = torch.nn.Parameter(flat(parameter)[fragment.start : fragment.stop])
         self._parts.append((part, parameter, fragment))
         return part
-
-    def _plan_copies(self, turn: int) -> tuple[_Copies, _Copies]:
-        """What goes into this rank's box, and what comes out of the others'; views are made once."""
-        boxes = self._boxes.boxes(turn)
-        send, receive = _Copies([], []), _Copies([], [])
-        for rank, owned in enumerate(self._owned):
-            for (start, nbytes), fragment in zip(_in_box(self._parameters, owned), owned, strict=True):
-                parameter = self._parameters[fragment.parameter]
-                in_box = boxes[rank][start : start + nbytes].view(parameter.dtype)
-                here = _flat(parameter)[fragment.start : fragment.stop]
-                if rank == self._rank:
-                    send.add(in_box, here)
-                else:
-                    receive.add(here, in_box)
-        return send, receive
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -207,33 +190,69 @@ class ShardedUpdate:
             gradient = parameter.grad
             if gradient is not None:
                 part.grad = _laid_out_like(parameter, gradient)[fragment.start : fragment.stop]
+        self._on_waiting(True)
+        self._handover.begin()
+        self._on_waiting(False)
 
     def _after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for part, _, _ in self._parts:
             part.grad = None
-        send, receive = self._copies[self._turn]
-        send.run()
         self._on_waiting(True)
-        self._boxes.deliver(self._turn, "the exchange of updated parameters")
+        self._handover.end()
         self._on_waiting(False)
-        receive.run()
-        self._turn = (self._turn + 1) % self._boxes.turns
 
 
-@dataclass(frozen=True)
-class _Copies:
-    """Copies that are made at every update."""
+def handover_within(
+    group: Group, module: torch.nn.Module, share_weights: bool, device: torch.device, deadline_seconds: float
+) -> Callable[[list[torch.nn.Parameter], list[list[Fragment]]], Handover]:
+    """How the ranks of `group` hand over their parts: in shared memory where they can, else by the backend."""
 
-    into: list[torch.Tensor]
-    out_of: list[torch.Tensor]
+    def in_one_memory(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> Handover | None:
+        size = whole_bytes(parameters)
+        memory = _on_all_or_none(group, lambda: NodeMemory(group, size, deadline_seconds))
+        if memory is None:
+            return None
+        tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+        moved = set(parameters)
+        named = {name: p for name, p in module.named_parameters() if p in moved}
+        return OneMemory(memory, named, {name: t for name, t in tensors.items() if name not in named})
 
-    def add(self, into: torch.Tensor, out_of: torch.Tensor) -> None:
-        self.into.append(into)
-        self.out_of.append(out_of)
+    def copied(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> Handover:
+        size = box_bytes(parameters, owned)
+        boxes: Outboxes | None = None
+        if device.type == "cpu":
+            boxes = _on_all_or_none(group, lambda: SharedBoxes(group, size, deadline_seconds))
+        return Copied(group.rank, parameters, owned, boxes or GatheredBoxes(group, size, device))
 
-    def run(self) -> None:
-        if self.into:
-            torch._foreach_copy_(self.into, self.out_of)
+    def best(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> Handover:
+        shared = in_one_memory(parameters, owned) if share_weights and device.type == "cpu" else None
+        return shared or copied(parameters, owned)
+
+    return best
+
+
+_Shared = TypeVar("_Shared", NodeMemory, SharedBoxes)
+
+
+def _on_all_or_none(group: Group, make: Callable[[], _Shared]) -> _Shared | None:
+    """What `make` makes; None, on all ranks, where one of them cannot share memory."""
+    made, trouble = None, ""
+    try:
+        made = make()
+    except (OSError, AttributeError) as error:  # AttributeError: not Linux
+        trouble = str(error) or type(error).__name__
+    everyones = group.gather(trouble, "sharing memory")
+    if not any(everyones):
+        return made
+    if made is not None:
+        made.close()
+    if group.rank == 0:
+        rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
+        print(
+            f"dure: rank {rank} cannot share memory ({why}); updated weights are copied, same bits",
+            file=sys.stderr,
+        )
+    return None
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
@@ -241,29 +260,11 @@ def _trained(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
         yield from (parameter for parameter in group["params"] if parameter.requires_grad)
 
 
-def _in_box(parameters: Sequence[torch.Tensor], owned: Sequence[Fragment]) -> Iterator[tuple[int, int]]:
-    """Where each fragment lies in its owner's box: first byte and length; every one starts on a line."""
-    start = 0
-    for fragment in owned:
-        nbytes = (fragment.stop - fragment.start) * parameters[fragment.parameter].element_size()
-        yield start, nbytes
-        start += -(-nbytes // LINE_BYTES) * LINE_BYTES
-
-
-def _box_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Fragment]) -> int:
-    return max((start + nbytes for start, nbytes in _in_box(parameters, owned)), default=0)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements in the order of memory, whatever the strides; the tensor is dense."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
 def _laid_out_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a tensor of the parameter's shape, flat, in the order of the parameter's memory."""
     if tensor.stride() != parameter.stride():
         tensor = torch.empty_like(parameter, dtype=tensor.dtype).copy_(tensor)
-    return _flat(tensor)
+    return flat(tensor)
 
 
 def _part_of_state(value: Any, parameter: torch.Tensor, fragment: Fragment) -> Any:

@@ -34,7 +34,6 @@ from dure.batches import Batch, Batches, Plan, check_dataset
 from dure.errors import UsageError
 from dure.evaluation import Judged, evaluate
 from dure.exchange.group import Group, join_world, node_group
-from dure.exchange.outbox import make_outboxes
 from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
@@ -44,7 +43,7 @@ from dure.replica import ProbeResult, refuse_what_cannot_be_exact, same_start, w
 from dure.results import Apart
 from dure.run_folder import RunFolder
 from dure.seeds import plant
-from dure.sharded import ShardedUpdate, refuse_what_cannot_be_sharded
+from dure.sharded import ShardedUpdate, handover_within, refuse_what_cannot_be_sharded
 from dure.shards import Split, SplitKind
 from dure.world import World, read_world
 
@@ -174,14 +173,22 @@ class Team:
         return model
 
     def shard_optimizer(
-        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        share_weights: bool = False,
     ) -> torch.optim.Optimizer:
         """Let each rank of a node update its part of the weights only, with the same bits as before.
 
         The optimizer is changed in place, and returned: on this rank it then holds its part of the parameters
         and the state for that part, and after its `step` every rank has all weights. Make it over the model's
         parameters as ever, with groups and a schedule as you like; use it with `step` or `update`. Elementwise
-        optimizers only. Writing to weights in between is fine, if all ranks write the same.
+        optimizers only.
+
+        Each rank keeps weights of its own, so a script may write to them in between, if it does so on all
+        ranks alike. With `share_weights` the ranks of a node have one memory for all their weights: nothing
+        has to be copied, but then only the optimizer may write to them.
         """
         names = {parameter: name for name, parameter in model.module.named_parameters()}
         refuse_what_cannot_be_sharded(optimizer, names, self.threads)
@@ -199,7 +206,7 @@ class Team:
                 optimizer,
                 ranks.rank,
                 ranks.size,
-                lambda nbytes: make_outboxes(ranks, nbytes, device, self.setting.deadline_seconds),
+                handover_within(ranks, model.module, share_weights, device, self.setting.deadline_seconds),
                 lambda waiting: lockstep.say(Phase.EXCHANGE if waiting else Phase.UPDATE),
             )
             self._sharded[id(optimizer)] = _Sharded(optimizer, ranks, update)

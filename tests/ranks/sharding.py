@@ -11,7 +11,7 @@ from torch import nn
 
 import dure
 from dure import sharded
-from dure.exchange import outbox
+from dure.exchange import handover
 from dure.fingerprint import weights_sha256
 
 STEPS = 21
@@ -76,14 +76,24 @@ def groups_of(module):
     return [{"params": large}, {"params": small, "weight_decay": 0.0, "lr": 5e-3}]
 
 
-def train(team, make, *, shard, model=Odd, clip_norm=0.5, find_unused=False, after_step=lambda *_: None):
+def train(
+    team,
+    make,
+    *,
+    shard,
+    share_weights=False,
+    model=Odd,
+    clip_norm=0.5,
+    find_unused=False,
+    after_step=lambda *_: None,
+):
     """The sha256 of the weights, the last norm, the fingerprint, the last learning rates, the state's bytes."""
     torch.manual_seed(3)
     module = model()
     replica = team.replicate(module, find_unused=find_unused)
     optimizer = make(module)
     if shard:
-        assert team.shard_optimizer(replica, optimizer) is optimizer
+        assert team.shard_optimizer(replica, optimizer, share_weights=share_weights) is optimizer
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.3 * step))
     norm = None
     for batch in team.batches(Points(samples=61), global_batch=16, steps=STEPS):
@@ -114,17 +124,22 @@ def low_precision(name):
     return torch.float32 if name in ("SGD, momentum", "SGD, Nesterov") else torch.bfloat16
 
 
-def train_both(names):
-    """Entry point of a rank: every optimizer without and with sharding."""
+IN_ONE_MEMORY = ("AdamW", "SGD, Nesterov", "RMSprop", "Adagrad")
+
+
+def train_each(names):
+    """Entry point of a rank: every optimizer sharded, and on one rank as it is; by way, then by name."""
+    ways = {"copied": {"shard": True}, "one memory": {"shard": True, "share_weights": True}}
     with dure.start(seed=5, shards=4) as team:
+        if team.world.size == 1:
+            ways = {"not sharded": {"shard": False}, "alone": {"shard": True}}
         return {
-            name: [
-                train(
-                    team, optimizer_named(name), shard=shard, model=lambda name=name: Odd(low_precision(name))
-                )
-                for shard in (False, True)
-            ]
-            for name in names
+            way: {
+                name: train(team, optimizer_named(name), model=lambda: Odd(low_precision(name)), **options)
+                for name in names
+                if way not in ("one memory", "alone") or name in IN_ONE_MEMORY
+            }
+            for way, options in ways.items()
         }
 
 
@@ -166,8 +181,8 @@ def train_variants():
             for shard in (False, True)
         ]
         found["weights written in between"] = both(after_step=clamp)
-        outbox.SharedBoxes = cannot_share
-        found["over Gloo"] = both()
+        sharded.SharedBoxes = sharded.NodeMemory = cannot_share
+        found["over Gloo"] = both(share_weights=True)
     return found
 
 
@@ -194,6 +209,10 @@ def refusals():
 
         note("Mine", lambda: team.shard_optimizer(model, Mine(weights)))
         note("foreign", lambda: team.shard_optimizer(model, O.SGD([nn.Parameter(torch.ones(3))])))
+        shared = team.shard_optimizer(model, O.SGD(weights), share_weights=True)
+        with torch.no_grad():
+            module[1].weight.mul_(1.0)
+        note("written", shared.step)
         optimizer = team.shard_optimizer(model, O.SGD(weights))
         note("closure", lambda: optimizer.step(lambda: 0.0))
         module[0].weight.data = module[0].weight.data.clone()
@@ -214,9 +233,9 @@ def die_in_update(rank, ranks, port, victim):
             os.kill(os.getpid(), signal.SIGKILL)
         copy(copies)
 
-    copy = sharded._Copies.run
+    copy = handover._Copies.run
     if rank == victim:
-        sharded._Copies.run = deadly
+        handover._Copies.run = deadly
     place = argparse.Namespace(rank=rank, world_size=ranks, master=f"127.0.0.1:{port}")
     with dure.start(place, seed=5, shards=4) as team:
         train(team, momentum, shard=True, model=LargeBranches, find_unused=True, after_step=count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Protocol
 
 import torch
@@ -95,27 +94,3 @@ class GatheredBoxes:
 
     def close(self) -> None:
         """See `Outboxes`."""
-
-
-def make_outboxes(group: Group, nbytes: int, device: torch.device, deadline_seconds: float) -> Outboxes:
-    """Boxes of `nbytes` each, shared where these ranks can share memory."""
-    if device.type != "cpu":
-        return GatheredBoxes(group, nbytes, device)
-    shared: SharedBoxes | None = None
-    trouble = ""
-    try:
-        shared = SharedBoxes(group, nbytes, deadline_seconds)
-    except (OSError, AttributeError) as error:
-        trouble = str(error) or type(error).__name__
-    everyones = group.gather(trouble, "sharing memory")
-    if shared is not None and not any(everyones):
-        return shared
-    if shared is not None:
-        shared.close()
-    if group.rank == 0:
-        rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
-        print(
-            f"dure: rank {rank} cannot share memory ({why}); updated parameters go over Gloo, same bits",
-            file=sys.stderr,
-        )
-    return GatheredBoxes(group, nbytes, device)
