@@ -1,6 +1,7 @@
 """Models and optimizers for the sharded optimizer's tests, trained with and without sharding in one team."""
 
 import argparse
+import functools
 import os
 import signal
 
@@ -135,7 +136,9 @@ def train_each(names):
             ways = {"not sharded": {"shard": False}, "alone": {"shard": True}}
         return {
             way: {
-                name: train(team, optimizer_named(name), model=lambda: Odd(low_precision(name)), **options)
+                name: train(
+                    team, optimizer_named(name), model=functools.partial(Odd, low_precision(name)), **options
+                )
                 for name in names
                 if way not in ("one memory", "alone") or name in IN_ONE_MEMORY
             }
