@@ -25,10 +25,20 @@ def fingerprints_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer | 
 
 
 def prove_same(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, group: Group, step: int
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    group: Group,
+    step: int,
+    sharing: Group | None = None,
 ) -> list[str]:
-    """One fingerprint a rank, all the same, or an error that names the ranks and parts that differ."""
+    """One fingerprint a rank, all the same, or an error that names the ranks and parts that differ.
+
+    `sharing` are the ranks that hold a sharded optimizer together: the state of all their parts counts as
+    one, to be compared with what other nodes hold.
+    """
     own = fingerprints_of(module, optimizer)
+    if sharing is not None:
+        own["optimizer state"] = "-".join(sharing.gather(own["optimizer state"], "comparing fingerprints"))
     everyones = [json.loads(text) for text in group.gather(json.dumps(own), "comparing fingerprints")]
     for part in own:
         odd = [str(rank) for rank, other in enumerate(everyones) if other[part] != everyones[0][part]]

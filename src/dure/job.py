@@ -100,6 +100,9 @@ class Train(Section):
     """Further keyword arguments of the optimizer. Fused kernels are used where torch has them."""
     groups: tuple[Group, ...] = ()
     """Parameter groups with settings of their own."""
+    shard_optimizer: bool = False
+    """Each rank of a node updates its part of the weights and holds the optimizer's state for that part alone,
+    instead of all ranks doing the same. Elementwise optimizers only. Never changes a bit."""
     schedule: str | None = None
     """A class of torch.optim.lr_scheduler, by name, stepped once a step."""
     schedule_args: dict[str, Any] = {}
@@ -177,6 +180,15 @@ class Job(Section):
     train: Train
     team: TeamSection = TeamSection()
     reduce: Reduce = Reduce()
+
+    @model_validator(mode="after")
+    def _one_model_to_shard(self) -> Job:
+        if self.train.shard_optimizer and not self.team.sync:
+            raise ValueError(
+                "train.shard_optimizer is true, but with team.sync = false every rank updates a model of its own; "
+                "turn one of them off"
+            )
+        return self
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,10 @@ class Lockstep:
         put_back(hidden)
         return norm
 
+    def say(self, phase: Phase) -> None:
+        """Tell whoever watches what this rank does now, in the current step."""
+        self._pulse.beat(self._step, phase)
+
     def close(self) -> None:
         """End the communication thread."""
         self._exchange.close()

@@ -13,7 +13,7 @@ from dure.job import LoadedJob
 
 _NOT_IN_THE_BITS = {
     "data": ("workers",),
-    "train": ("prove_every", "epochs", "steps"),
+    "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
     "team": ("ranks", "hang_seconds"),
     "reduce": ("transport",),
 }

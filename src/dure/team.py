@@ -15,11 +15,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -33,7 +36,7 @@ from dure.audit import how_far_apart, prove_same
 from dure.batches import Batch, Batches, Plan, check_dataset
 from dure.errors import DureError, UsageError
 from dure.evaluation import Judged, evaluate
-from dure.exchange.group import Group, join_world
+from dure.exchange.group import Group, join_world, node_group
 from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
@@ -49,6 +52,7 @@ from dure.replica import (
 from dure.results import Apart
 from dure.run_folder import RunFolder
 from dure.seeds import plant
+from dure.sharded import ShardedUpdate, handover_within, refuse_what_cannot_be_sharded
 from dure.shards import Split, SplitKind
 from dure.world import World, read_world
 
@@ -109,6 +113,15 @@ def start(
     return team
 
 
+@dataclass(frozen=True)
+class _Sharded:
+    """An optimizer that ranks hold in parts, and those ranks."""
+
+    optimizer: torch.optim.Optimizer
+    ranks: Group
+    update: ShardedUpdate
+
+
 class Team:
     """This rank's place in the team, and everything it does together with the others."""
 
@@ -121,6 +134,7 @@ class Team:
         """All ranks, for small exchanges on the training thread."""
         self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}
+        self._sharded: dict[int, _Sharded] = {}
 
     @property
     def rank(self) -> int:
@@ -172,6 +186,46 @@ class Team:
         )
         self._locksteps[id(model)] = lockstep
         return model
+
+    def shard_optimizer(
+        self,
+        model: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        *,
+        share_weights: bool = False,
+    ) -> torch.optim.Optimizer:
+        """Let each rank of a node update its part of the weights only, with the same bits as before.
+
+        The optimizer is changed in place, and returned: on this rank it then holds its part of the parameters
+        and the state for that part, and after its `step` every rank has all weights. Make it over the model's
+        parameters as ever, with groups and a schedule as you like; use it with `step` or `update`. Elementwise
+        optimizers only.
+
+        Each rank keeps weights of its own, so a script may write to them in between, if it does so on all
+        ranks alike. With `share_weights` the ranks of a node have one memory for all their weights: nothing
+        has to be copied, but then only the optimizer may write to them.
+        """
+        names = {parameter: name for name, parameter in model.module.named_parameters()}
+        refuse_what_cannot_be_sharded(optimizer, names, self.threads)
+        lockstep, world = self._lockstep(model), self.world
+        if not self.setting.sync:
+            raise UsageError(
+                "sync is off: every rank updates a model of its own, with an optimizer of its own"
+            )
+        shapes = [[names[p], *p.shape] for group in optimizer.param_groups for p in group["params"]]
+        self.agree({"ranks of a node": world.local_size, "the optimizer's parameters": shapes})
+        if world.local_size > 1 and id(optimizer) not in self._sharded:
+            device = self.setting.device
+            ranks = node_group(self.group, world.node, world.local_rank, device)
+            update = ShardedUpdate(
+                optimizer,
+                ranks.rank,
+                ranks.size,
+                handover_within(ranks, model.module, share_weights, device, self.setting.deadline_seconds),
+                lambda waiting: lockstep.say(Phase.EXCHANGE if waiting else Phase.UPDATE),
+            )
+            self._sharded[id(optimizer)] = _Sharded(optimizer, ranks, update)
+        return optimizer
 
     def batches(
         self,
@@ -262,7 +316,9 @@ class Team:
     ) -> str:
         """The fingerprint of this replica's whole state, the same on all ranks, or ReplicasDiffer."""
         self.pulse.beat(step, Phase.PROVE)
-        return prove_same(model.module, optimizer, self.group, step)[self.rank]
+        sharded = self._sharded.get(id(optimizer))
+        ranks = sharded.ranks if sharded is not None else None
+        return prove_same(model.module, optimizer, self.group, step, ranks)[self.rank]
 
     def how_far_apart(self, model: DistributedDataParallel) -> Apart:
         """How far the ranks' weights are from each other (nothing, unless `sync` is off)."""
@@ -274,9 +330,15 @@ class Team:
         for lockstep in self._locksteps.values():
             lockstep.close()
         self._locksteps.clear()
+        for sharded in self._sharded.values():
+            sharded.update.close()
+        self._sharded.clear()
         self.pulse.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+        # A model and its hook hold each other, and the backend's threads: free them while Python is still whole,
+        # or a thread that wants it during the interpreter's end aborts the process.
+        atexit.register(gc.collect)
 
     def __enter__(self) -> Team:
         return self

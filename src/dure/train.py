@@ -83,6 +83,8 @@ class Run:
         self.measures = {name: self._named(name, "eval.metrics", METRICS) for name in job.eval.metrics}
         self.model = self._replicate(module)
         self.optimizer = update.make_optimizer(job.train, module)
+        if job.train.shard_optimizer:
+            self.team.shard_optimizer(self.model, self.optimizer, share_weights=True)
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
         self._record_team()

@@ -26,12 +26,18 @@ def make_optimizer(train: Train, module: torch.nn.Module) -> torch.optim.Optimiz
     )
     arguments: dict[str, Any] = {"lr": train.lr, **train.optimizer_args}
     if "fused" in inspect.signature(kind).parameters and "foreach" not in arguments:
-        arguments.setdefault("fused", True)
+        arguments.setdefault("fused", not _fused_is_wrong(kind, arguments, module))
     try:
         made: torch.optim.Optimizer = kind(_groups(train, module), **arguments)
         return made
     except (TypeError, ValueError, RuntimeError) as error:
         raise JobError(f"train.optimizer_args do not fit {train.optimizer}: {error}") from error
+
+
+def _fused_is_wrong(kind: type, arguments: dict[str, Any], module: torch.nn.Module) -> bool:
+    """On CPUs, torch's fused SGD leaves parts of a low-precision momentum as they were in memory, unwritten."""
+    low = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in module.parameters())
+    return kind is torch.optim.SGD and low and bool(arguments.get("momentum"))
 
 
 def make_schedule(

@@ -20,6 +20,7 @@ from dure.team import start
 
 TINY = Workload(width=16, layers=1, heads=2, vocabulary=32, seq=4, global_batch=8, batches=2)
 PEERS = {"ddp", "accelerate", "fabric"}
+OTHERS = {"dure_sharded", *PEERS}
 
 
 def left_alone(module, load, data):
@@ -56,19 +57,20 @@ def test_every_contender_is_timed_side_by_side_and_set_against_the_limit(figures
     assert figures["model_parameters"] == sum(parameter.numel() for parameter in model.parameters())
     (result,) = figures["results"]
     assert (result["ranks"], result["shards"]) == (2, 2)
-    assert set(result["contenders"]) == {"limit", "dure", *PEERS}
+    assert set(result["contenders"]) == {"limit", "dure", *OTHERS}
     for measured in result["contenders"].values():
         assert measured["step_ms"] > 0
         assert measured["cpu_s"] > 0
         assert len(measured["round_ms"]) == 2
     base = result["contenders"]["limit"]["step_ms"]
-    for name in ("dure", *PEERS):
+    for name in ("dure", *OTHERS):
         added = result["contenders"][name]["step_ms"] - base
         assert result["sync_added_ms"][name] == pytest.approx(added, abs=0.011)
         assert result["missing_to_limit"][name] == pytest.approx(added / base, abs=1e-3)
         cpu = result["contenders"][name]["cpu_s"] - result["contenders"]["limit"]["cpu_s"]
         assert result["sync_added_cpu_s"][name] == pytest.approx(cpu, abs=1e-6)
-    assert set(result["weights_off_dure"]) == PEERS
+    assert set(result["weights_off_dure"]) == OTHERS
+    assert result["weights_off_dure"]["dure_sharded"] == 0.0
     assert json.loads(json.dumps(figures)) == figures
 
 
@@ -80,7 +82,7 @@ def test_the_price_of_exactness_is_measured_on_one_rank_too(figures):
 
 def test_figures_are_told_in_words(figures):
     words = step.in_words(figures)
-    for name in ("limit", "dure", *PEERS, "price of exactness", "2 ranks, 2 shards"):
+    for name in ("limit", "dure", *OTHERS, "price of exactness", "2 ranks, 2 shards"):
         assert name in words
 
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from dure.batches import Batch
-from dure.bench.workload import DDP, DURE, LIMIT, Workload
+from dure.bench.workload import DDP, FINER, LIMIT, SHARDED, Workload
 from dure.errors import DureError
 from dure.loss import as_sum
 from dure.team import Team
@@ -117,10 +117,14 @@ PEERS: dict[str, Callable[[nn.Module, Workload, Sequence[Sequences]], Contender]
 }
 
 
-def dure(module: nn.Module, load: Workload, team: Team, data: Sequence[Batch]) -> Contender:
+def dure(
+    module: nn.Module, load: Workload, team: Team, data: Sequence[Batch], *, shard_optimizer: bool
+) -> Contender:
     """Ours, as a script uses it; `step` is these two halves."""
     model, loss = team.replicate(module), as_sum(F.cross_entropy)
     optimizer = _optimizer(model, load)
+    if shard_optimizer:
+        team.shard_optimizer(model, optimizer, share_weights=True)
     return Contender(
         module,
         lambda number: team.forward_backward(model, data[number % len(data)], loss),
@@ -145,8 +149,8 @@ def make_contenders(names: Sequence[str], load: Workload, team: Team, finer: Tea
         if name in PEERS:
             contenders[name] = PEERS[name](module, load, whole)
         else:
-            own = team if name == DURE else finer
-            contenders[name] = dure(module, load, own, batches_of(own))
+            own = finer if name == FINER else team
+            contenders[name] = dure(module, load, own, batches_of(own), shard_optimizer=name == SHARDED)
     return contenders
 
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dure.bench.workload import DDP, DURE, FINER, LIBRARIES, LIMIT, RankFigures, Workload
+from dure.bench.workload import DDP, DURE, FINER, LIBRARIES, LIMIT, SHARDED, RankFigures, Workload
 from dure.errors import UsageError
 from dure.launch import run_team
 from dure.launch.team import TORCH_WITH_DDP
 from dure.run_folder import RunFolder
 
 HANG_SECONDS = 120.0
-CONTENDERS = (LIMIT, DURE, DDP, *LIBRARIES)
+CONTENDERS = (LIMIT, DURE, SHARDED, DDP, *LIBRARIES)
 
 Figures = dict[str, Any]
 
@@ -145,13 +145,13 @@ def _price(size: int, shards: int, ranks: Sequence[RankFigures]) -> Figures:
 def _table(result: Figures) -> list[str]:
     lines = [
         f"{result['ranks']} ranks, {result['shards']} shards",
-        f"  {'':12}{'step ms':>10}{'CPU-s':>10}{'sync adds ms':>15}{'CPU-s':>9}{'over the limit':>17}",
+        f"  {'':14}{'step ms':>10}{'CPU-s':>10}{'sync adds ms':>15}{'CPU-s':>9}{'over the limit':>17}",
     ]
     for name, figures in result["contenders"].items():
         if figures is None:
-            lines.append(f"  {name:12}{'not installed':>20}")
+            lines.append(f"  {name:14}{'not installed':>20}")
             continue
-        line = f"  {name:12}{figures['step_ms']:>10.1f}{figures['cpu_s']:>10.3f}"
+        line = f"  {name:14}{figures['step_ms']:>10.1f}{figures['cpu_s']:>10.3f}"
         if name != LIMIT:
             line += f"{result['sync_added_ms'][name]:>15.1f}{result['sync_added_cpu_s'][name]:>9.3f}"
             line += f"{result['missing_to_limit'][name]:>17.1%}"

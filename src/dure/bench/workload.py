@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LIMIT, DURE, DDP = "limit", "dure", "ddp"
+SHARDED = "dure_sharded"
+"""dure whose ranks share the optimizer's work."""
 FINER = "dure_finer"
 """dure with more shards than ranks."""
 LIBRARIES = {"accelerate": "accelerate", "fabric": "lightning_fabric"}

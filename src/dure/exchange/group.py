@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -131,6 +132,19 @@ class Group:
         with self._waiting(), naming_the_wait(self.rank, what):
             dist.all_gather_object(found, value, group=self.group)
         return found
+
+
+def node_group(everyone: Group, node: int, local_rank: int, device: torch.device) -> Group:
+    """The ranks of this node; every rank of the team must call it."""
+    told = [json.loads(text) for text in everyone.gather(json.dumps([node, local_rank]), "finding nodes")]
+    nodes: dict[int, list[int]] = {}
+    for rank in sorted(range(everyone.size), key=lambda rank: told[rank]):
+        nodes.setdefault(told[rank][0], []).append(rank)
+    if len(nodes) == 1 and nodes[node] == list(range(everyone.size)):
+        return everyone
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    made = {at: dist.new_group(ranks, backend=backend) for at, ranks in nodes.items()}
+    return Group(made[node], nodes[node].index(everyone.rank), len(nodes[node]))
 
 
 @contextlib.contextmanager
