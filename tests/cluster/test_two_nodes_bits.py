@@ -23,17 +23,14 @@ def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
     folder = RunFolder(tmp_path / "alone")
     (alone,) = run_team("features:train_all", (NAMES,), ranks=1, folder=folder, hang_seconds=100)
     assert set(NAMES) <= set(features.FEATURES)
-    for ranks_per_node in (4, 1):
-        with TwoNodes() as nodes:
-            folder = RunFolder(tmp_path / f"nodes-{ranks_per_node}")
-            found = nodes.run_ranks(
-                "features:train_all", (NAMES,), ranks_per_node=ranks_per_node, folder=folder
-            )
-        assert found == [alone] * (2 * ranks_per_node)
+    with TwoNodes() as nodes:
+        folder = RunFolder(tmp_path / "nodes")
+        found = nodes.run_ranks("features:train_all", (NAMES,), ranks_per_node=4, folder=folder)
+    assert found == [alone] * 8
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("wire", "ranks_per_node"), [("fp32", 4), ("bf16", 4), ("fp32", 3), ("bf16", 3)])
+@pytest.mark.parametrize(("wire", "ranks_per_node"), [("fp32", 4), ("bf16", 3)])
 def test_random_reduces_between_two_nodes_are_the_plain_tree_sums_bits(wire, ranks_per_node, tmp_path):
     """With 3 ranks a node, nodes hold odd shares: several subtrees each."""
     with TwoNodes() as nodes:

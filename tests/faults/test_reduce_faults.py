@@ -39,7 +39,7 @@ def kill_one_at_random(seed, tmp_path):
             ranks=4,
             folder=RunFolder(tmp_path / "run"),
             hang_seconds=100,
-            grace_seconds=6.0,  # let the survivors find out by themselves
+            grace_seconds=3.0,  # let the survivors find out by themselves
         )
     thread.join()
     assert failed.value.rank == victim

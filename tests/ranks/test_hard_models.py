@@ -25,7 +25,7 @@ def trained(tmp_path_factory):
         folder = RunFolder(tmp_path_factory.mktemp(f"hard-{ranks}"))
         return run_team("hard_models:train_all", (), ranks=ranks, folder=folder, hang_seconds=100)
 
-    return {ranks: on(ranks) for ranks in (1, 3, 8)}
+    return {ranks: on(ranks) for ranks in (1, 3)}
 
 
 @pytest.mark.parametrize("name", hard_models.CASES)

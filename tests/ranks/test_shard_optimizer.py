@@ -25,17 +25,17 @@ def team_of(ranks, entry, args, folder):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Every optimizer on 1, 3 and 4 ranks: one team a number. By number, rank, way and name."""
+    """Every optimizer on 1 and 3 ranks: one team a number. By number, rank, way and name."""
     names = tuple(sharding.OPTIMIZERS)
     return {
         ranks: team_of(ranks, "train_each", (names,), tmp_path_factory.mktemp(f"sharding-{ranks}"))
-        for ranks in (1, 3, 4)
+        for ranks in (1, 3)
     }
 
 
 @pytest.mark.parametrize("name", sharding.OPTIMIZERS)
 @pytest.mark.timeout(300)
-def test_the_same_bits_with_and_without_sharding_on_1_3_and_4_ranks(trained, name):
+def test_the_same_bits_with_and_without_sharding_on_1_and_3_ranks(trained, name):
     sha, norm, _, rates, _ = trained[1][0]["not sharded"][name]
     for ranks, results in trained.items():
         for way in results[0]:
@@ -56,9 +56,8 @@ def test_optimizers_differ_from_each_other(trained):
 @pytest.mark.parametrize("way", ["copied", "one memory"])
 def test_each_rank_holds_its_share_of_the_state_alone(trained, name, way):
     whole = trained[1][0]["not sharded"][name][4]
-    for ranks in (3, 4):
-        parts = [rank[way][name][4] for rank in trained[ranks]]
-        assert max(parts) < 1.1 * whole / ranks + 2000
+    parts = [rank[way][name][4] for rank in trained[3]]
+    assert max(parts) < 1.1 * whole / 3 + 2000
         assert sum(parts) == pytest.approx(whole, rel=0.01)
 
 
