@@ -58,7 +58,7 @@ def test_each_rank_holds_its_share_of_the_state_alone(trained, name, way):
     whole = trained[1][0]["not sharded"][name][4]
     parts = [rank[way][name][4] for rank in trained[3]]
     assert max(parts) < 1.1 * whole / 3 + 2000
-        assert sum(parts) == pytest.approx(whole, rel=0.01)
+    assert sum(parts) == pytest.approx(whole, rel=0.01)
 
 
 @pytest.mark.timeout(300)
