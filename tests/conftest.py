@@ -1,6 +1,13 @@
 """What all tests share."""
 
+import signal
+
 import pytest
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that. Tests of Ctrl-C
+# need it obeyed, as it is in a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -158,6 +158,7 @@ FEATURES = {
     "batch smaller than the shards": {"global_batch": 3},
     "batch larger than the data": {"global_batch": 500},
     "loader workers": {"workers": 2},
+    "compiled": {"model": lambda: torch.compile(with_dropout_and_batchnorm())},
 }
 
 

@@ -31,7 +31,8 @@ def test_one_node_is_measured_beside_every_peer_that_is_installed(tmp_path):
         assert row["memcpy_ms"] > 0
         assert (row["openmpi_ms"] is not None) == openmpi.is_installed()
         assert row["wire_limit_ms"] is row["bytes_a_to_b"] is row["bytes_b_to_a"] is None
-    assert list(tmp_path.iterdir()) == []
+    # torch makes an empty folder for its compiler; nothing of ours is left.
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")] == []
 
 
 @pytest.mark.skipif(NOT_HERE is not None, reason=f"two nodes: {NOT_HERE}")
@@ -86,12 +87,13 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(options, comp
 
 @pytest.mark.skipif(not openmpi.is_installed(), reason="OpenMPI or mpi4py is not installed")
 def test_openmpi_answers_and_leaves_nothing_also_when_one_of_its_ranks_is_killed(tmp_path):
+    others = set(psutil.Process().children(recursive=True))  # the test Slurm's daemons, if it runs
     with openmpi.beside(tmp_path, 2), openmpi.Asker(tmp_path, 2) as asker:
         assert 0 < asker.seconds(1000, 3) < 60
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) - others == set()
     (tmp_path / "again").mkdir()
     with openmpi.beside(tmp_path / "again", 2), openmpi.Asker(tmp_path / "again", 2) as asker:
-        family = psutil.Process().children(recursive=True)
+        family = list(set(psutil.Process().children(recursive=True)) - others)
         victim = next(process for process in family if "mpi_peer.py" in " ".join(process.cmdline()[1:2]))
         victim.kill()
         with pytest.raises(DureError, match="one of OpenMPI's ranks has ended"):
