@@ -55,11 +55,6 @@ class Ways:
         if self._shares and place.nodes > 1:
             self._local, self._peers = self._groups_of_nodes()
 
-    @property
-    def group(self) -> Group:
-        """All ranks, for the communication thread."""
-        return self._everyone
-
     def exchanger(self, *, sync: bool = True) -> Exchanger:
         """The best way that these ranks can go together; a collective call."""
         place, everyone = self.place, self._everyone
