@@ -1,9 +1,9 @@
 """The exchange within a node: everyone's bucket is in shared memory, and each rank adds its own slice.
 
 DDP's buckets are moved into shared memory in place, so that nothing is copied in. Each rank walks over its
-slice in blocks that fit a core's cache: it adds everyone's pieces in tree order and writes the scaled sum
-back into everyone's bucket, over the bytes it has just read. Memory is read once and written once, which is
-what one plain copy costs. Two meetings a bucket: all pieces are there; all slices are done.
+slice in one pass: it adds everyone's pieces in tree order and writes the scaled sum back into everyone's
+bucket, over the bytes it has just read. Memory is read once and written once, which is what one plain copy
+costs. Two meetings a bucket: all pieces are there; all slices are done.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
 from dure.exchange.group import Group
 from dure.exchange.meeting import Meeting
 from dure.exchange.segment import Offer, Segment, map_offer, offer_tensor
-from dure.reduce.exchanger import Addition, Pieces, Room, Wire, adding_dtype, joined
+from dure.reduce.exchanger import Pieces, Room, Wire, adding_dtype, joined
+from dure.reduce.treesum import TreeSum, tree_sum
 
-BLOCK = 32 * 1024
-"""Elements of a slice that are added at once: small enough that all ranks' blocks stay in a core's cache."""
 ALIGNED = 16
 """Slices start at multiples of this many elements, a cache line: no two ranks write to one line."""
 SHM = "/dev/shm"
@@ -38,8 +36,8 @@ class _SharedRoom(Room):
     in_place: bool = True
     """`out` is DDP's own buffer."""
     segments: list[Segment] = field(default_factory=list)
-    walks: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)
-    """By number of active shards: what to do with each block of this rank's slice."""
+    walks: dict[int, TreeSum] = field(default_factory=dict)
+    """By number of active shards: what to do with this rank's slice."""
 
 
 class ThroughSharedMemory:
@@ -88,8 +86,7 @@ class ThroughSharedMemory:
         if walk is None:
             walk = room.walks[shape.leaves] = self._walk(room, shape)
         self.meet()
-        for add_block in walk:
-            add_block(scale)
+        walk(scale)
         self.meet()
 
     def meet(self) -> None:
@@ -183,63 +180,18 @@ class ThroughSharedMemory:
             )
         return enough
 
-    def _walk(self, room: _SharedRoom, shape: Pieces) -> list[Callable[[float], None]]:
-        """What this rank does with each block of its slice; views are made once, not at every step."""
-        pieces = _held(shape.by_rank, room.everyones)
-        outs = [tensors[-1] for tensors in room.everyones]
-        start, stop = _slice(self._rank, self._ranks, room.out.numel())
+    def _walk(self, room: _SharedRoom, shape: Pieces) -> TreeSum:
+        """What this rank does with its slice at every step."""
+        mine = self.slice_of(room)
+        pieces = [piece[mine] for piece in _held(shape.by_rank, room.everyones)]
         additions, _, (root,) = joined(shape.in_order, shape.leaves)
-        scratch = [torch.empty(min(BLOCK, stop - start), dtype=room.out.dtype) for _ in pieces]
-        return [
-            _block(
-                [piece[at : min(at + BLOCK, stop)] for piece in pieces],
-                [out[at : min(at + BLOCK, stop)] for out in outs],
-                additions,
-                root,
-                [part[: min(at + BLOCK, stop) - at] for part in scratch],
-                self._wire,
-            )
-            for at in range(start, stop, BLOCK)
-        ]
+        return tree_sum(
+            pieces, additions, root, [tensors[-1][mine] for tensors in room.everyones], self._wire
+        )
 
     def _drop(self, room: _SharedRoom) -> None:
         for segment in room.segments:
             segment.close()
-
-
-def _block(
-    pieces: list[torch.Tensor],
-    outs: list[torch.Tensor],
-    additions: list[Addition],
-    root: int,
-    scratch: list[torch.Tensor],
-    wire: Wire,
-) -> Callable[[float], None]:
-    """One block: add the pieces in tree order, write the scaled root to everyone."""
-    at = list(pieces)
-    calls: list[Callable[[], object]] = []
-    for addition in additions:
-        left, right, into = at[addition.left], at[addition.right], scratch[addition.left]
-        if addition.at_root and wire.rounds:
-            other = scratch[addition.right]
-            calls.append(partial(into.copy_, left))
-            calls.append(partial(other.copy_, right))
-            calls.append(partial(wire.add, into, other, at_root=True))
-        else:
-            calls.append(partial(torch.add, left, right, out=into))
-        at[addition.left] = into
-    if not additions:
-        calls.append(partial(scratch[root].copy_, pieces[root]))
-        at[root] = scratch[root]
-    whole, mul = at[root], torch.mul
-
-    def add_block(scale: float) -> None:
-        for call in calls:
-            call()
-        for out in outs:
-            mul(whole, scale, out=out)
-
-    return add_block
 
 
 def _held(by_rank: Sequence[Sequence[range]], everyones: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:

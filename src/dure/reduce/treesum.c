@@ -1,0 +1,74 @@
+/* Adds everyone's pieces of a bucket in tree order, scales the root, and writes it to everyone: in one pass.
+ *
+ * What torch does in one call an addition, over blocks that stay in a core's second cache, is done here over chunks
+ * that stay in its first. Every element goes through the same additions and the same multiplication, each rounded
+ * once (compile with contraction off), so the bits are those of the torch calls in treesum.py.
+ *
+ * Plain C without Python's headers: it is loaded with ctypes, and where no compiler was at hand, torch does it.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define CHUNK 1024 /* elements: a page of each piece at a time */
+#define MOST 64    /* pieces; the caller keeps to it */
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define WIDEST
+#endif
+
+WIDEST static void add(const float *left, const float *right, float *restrict into, size_t count) {
+  for (size_t i = 0; i < count; i++) into[i] = left[i] + right[i];
+}
+
+WIDEST static void add_to(float *restrict sum, const float *other, size_t count) {
+  for (size_t i = 0; i < count; i++) sum[i] += other[i];
+}
+
+WIDEST static void multiply(float *restrict whole, float scale, size_t count) {
+  for (size_t i = 0; i < count; i++) whole[i] *= scale;
+}
+
+/* To the nearest bfloat16, ties to even, as a float again; a NaN becomes the one that torch makes. */
+WIDEST static void round_bf16(const float *from, float *restrict into, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    uint32_t word, rounded;
+    memcpy(&word, from + i, sizeof word);
+    rounded = (word + 0x7fffu + ((word >> 16) & 1u)) & 0xffff0000u;
+    rounded = (word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : rounded;
+    memcpy(into + i, &rounded, sizeof rounded);
+  }
+}
+
+/* `additions` are pairs of positions, left <- left + right, in order; the last one makes the root when there is
+ * one, and with `rounds_root` both its sides are rounded first. `outs` may be the pieces themselves. */
+void dure_tree_sum_1(const float *const *pieces, int num_pieces, const int *additions, int num_additions, int root,
+                     int rounds_root, float *const *outs, int num_outs, size_t count, float scale) {
+  _Alignas(64) float scratch[MOST][CHUNK];
+  _Alignas(64) float rounded[2][CHUNK];
+  for (size_t at = 0; at < count; at += CHUNK) {
+    size_t here = count - at < CHUNK ? count - at : CHUNK;
+    const float *held[MOST];
+    for (int piece = 0; piece < num_pieces; piece++) held[piece] = pieces[piece] + at;
+    for (int addition = 0; addition < num_additions; addition++) {
+      int left = additions[2 * addition], right = additions[2 * addition + 1];
+      const float *one = held[left], *other = held[right];
+      if (rounds_root && addition == num_additions - 1) {
+        round_bf16(one, rounded[0], here);
+        round_bf16(other, rounded[1], here);
+        one = rounded[0];
+        other = rounded[1];
+      }
+      if (one == scratch[left])
+        add_to(scratch[left], other, here);
+      else
+        add(one, other, scratch[left], here);
+      held[left] = scratch[left];
+    }
+    if (num_additions == 0) memcpy(scratch[root], held[root], here * sizeof(float));
+    multiply(scratch[root], scale, here);
+    for (int out = 0; out < num_outs; out++) memcpy(outs[out] + at, scratch[root], here * sizeof(float));
+  }
+}

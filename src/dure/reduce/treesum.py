@@ -1,0 +1,154 @@
+"""One pass over a slice: add everyone's pieces in tree order, write the scaled root to everyone.
+
+`treesum.c`, compiled when dure is installed, does it for fp32; where there was no compiler, and for other
+dtypes, torch does it block by block. Same bits, about half the speed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from dure.reduce.exchanger import Addition, Wire
+
+BLOCK = 32 * 1024
+"""Elements that torch adds at once: small enough that all ranks' blocks stay in a core's cache."""
+MOST_PIECES = 64
+"""That the compiled kernel has room for."""
+
+TreeSum = Callable[[float], None]
+"""Called with the scale."""
+
+
+def tree_sum(
+    pieces: Sequence[torch.Tensor],
+    additions: Sequence[Addition],
+    root: int,
+    outs: Sequence[torch.Tensor],
+    wire: Wire,
+) -> TreeSum:
+    """What to do at every step with these flat tensors, all of one length; `outs` may be `pieces`.
+
+    It only writes to `outs`. Whatever can be made ready is made ready now.
+    """
+    kernel = compiled()
+    if kernel is not None and _is_plain(pieces, outs, wire) and 0 < len(pieces) <= MOST_PIECES:
+        return _by_kernel(kernel, pieces, additions, root, outs, wire)
+    numel = outs[0].numel()
+    scratch = [piece.new_empty(min(BLOCK, numel)) for piece in pieces]
+    blocks = [
+        _block(
+            *([tensor[at : at + BLOCK] for tensor in those] for those in (pieces, outs)),
+            scratch,
+            additions,
+            root,
+            wire,
+        )
+        for at in range(0, numel, BLOCK)
+    ]
+
+    def run(scale: float) -> None:
+        for block in blocks:
+            block(scale)
+
+    return run
+
+
+@functools.cache
+def compiled() -> Any:
+    """The kernel that was compiled at installation; None where there is none."""
+    found = importlib.util.find_spec("dure.reduce._treesum")
+    if found is None or found.origin is None:
+        return None
+    try:
+        kernel = ctypes.CDLL(found.origin).dure_tree_sum_1
+    except (OSError, AttributeError):  # for another machine, or of another version
+        return None
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    kernel.argtypes = (
+        *(pointer, integer),
+        *(pointer, integer, integer, integer),
+        *(pointer, integer, ctypes.c_size_t, ctypes.c_float),
+    )
+    kernel.restype = None
+    return kernel
+
+
+def _is_plain(pieces: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], wire: Wire) -> bool:
+    tensors = [*pieces, *outs]
+    return wire.dtype in (torch.float32, torch.bfloat16) and all(
+        tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        for tensor in tensors
+    )
+
+
+def _by_kernel(
+    kernel: Any,
+    pieces: Sequence[torch.Tensor],
+    additions: Sequence[Addition],
+    root: int,
+    outs: Sequence[torch.Tensor],
+    wire: Wire,
+) -> TreeSum:
+    steps = [place for addition in additions for place in (addition.left, addition.right)]
+    rounds = wire.rounds and bool(additions) and additions[-1].at_root
+    arguments = (
+        (ctypes.c_void_p * len(pieces))(*(piece.data_ptr() for piece in pieces)),
+        len(pieces),
+        (ctypes.c_int * max(len(steps), 1))(*steps),
+        len(additions),
+        root,
+        int(rounds),
+        (ctypes.c_void_p * len(outs))(*(out.data_ptr() for out in outs)),
+        len(outs),
+        outs[0].numel(),
+    )
+    alive = (*pieces, *outs)  # the kernel knows only where they are
+
+    def run(scale: float) -> None:
+        assert alive
+        kernel(*arguments, scale)
+
+    return run
+
+
+def _block(
+    pieces: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    scratch: Sequence[torch.Tensor],
+    additions: Sequence[Addition],
+    root: int,
+    wire: Wire,
+) -> TreeSum:
+    """One block, by torch; `scratch` is for all blocks."""
+    at = list(pieces)
+    scratch = [part[: outs[0].numel()] for part in scratch]
+    calls: list[Callable[[], object]] = []
+    for addition in additions:
+        left, right, into = at[addition.left], at[addition.right], scratch[addition.left]
+        if addition.at_root and wire.rounds:
+            other = scratch[addition.right]
+            calls.append(partial(into.copy_, left))
+            calls.append(partial(other.copy_, right))
+            calls.append(partial(wire.add, into, other, at_root=True))
+        else:
+            calls.append(partial(torch.add, left, right, out=into))
+        at[addition.left] = into
+    if not additions:
+        calls.append(partial(scratch[root].copy_, pieces[root]))
+        at[root] = scratch[root]
+    whole, mul = at[root], torch.mul
+
+    def run(scale: float) -> None:
+        for call in calls:
+            call()
+        for out in outs:
+            mul(whole, scale, out=out)
+
+    return run
