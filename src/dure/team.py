@@ -96,7 +96,14 @@ def start(
     folder = os.environ.get("DURE_RUN")
     pulse = Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None)
     place = Place(
-        world.rank, world.size, world.local_rank, world.local_size, world.nodes, shards, deadline_seconds
+        world.rank,
+        world.size,
+        world.local_rank,
+        world.local_size,
+        world.nodes,
+        shards,
+        deadline_seconds,
+        world.leader_host,
     )
     team = Team(world, setting, threads, pulse, Ways(place, chosen, wire_named(wire), transport))
     team.agree(

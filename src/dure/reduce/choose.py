@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dure.exchange.group import Group
+from dure.exchange.link import Link, lay_link
 from dure.reduce.exchanger import Alone, Exchanger, OverGloo, Wire, most_pieces
 from dure.reduce.nodes import BetweenNodes
 from dure.reduce.shared import share_or_none
@@ -34,6 +36,7 @@ class Place:
     nodes: int
     shards: int
     deadline_seconds: float
+    leader_host: str
 
 
 class Ways:
@@ -72,10 +75,29 @@ class Ways:
                 if place.nodes == 1:
                     return shared
                 assert self._peers is not None
-                return BetweenNodes(shared, place.local_size, self._peers, everyone, self.wire)
+                link = self._link() if place.nodes == 2 else None
+                return BetweenNodes(shared, place.local_size, self._peers, everyone, self.wire, link)
             if shared is not None:
                 shared.close()
         return OverGloo(self._gradients, everyone, self.wire)
+
+    def _link(self) -> Link | None:
+        """To the rank of the same local number on the other of two nodes."""
+        place = self.place
+        first = place.rank < place.local_size
+        link = lay_link(
+            self._everyone,
+            place.rank + (place.local_size if first else -place.local_size),
+            listens=not first,  # the leader is on the first node, and each other one knows its way there
+            leader_host=place.leader_host,
+            deadline_seconds=place.deadline_seconds,
+        )
+        if link is None and place.rank == 0:
+            print(
+                "dure: no TCP connection of our own between the nodes; gradients go over Gloo, same bits",
+                file=sys.stderr,
+            )
+        return link
 
     def _is_regular(self) -> bool:
         """Whether every node has the same number of ranks, numbered node by node."""

@@ -69,6 +69,16 @@ def joined(pieces: Sequence[range], leaves: int) -> tuple[list[Addition], list[r
     return additions, [covered[at] for at in positions], positions
 
 
+def leading_to(root: int, additions: Sequence[Addition]) -> list[Addition]:
+    """Those additions, in order, that the sum at position `root` comes from."""
+    wanted, kept = {root}, []
+    for addition in reversed(additions):
+        if addition.left in wanted:
+            wanted.add(addition.right)
+            kept.append(addition)
+    return kept[::-1]
+
+
 class Wire:
     """What numbers are rounded to where they may cross between nodes: at the two children of the root."""
 

@@ -7,13 +7,60 @@ node's sums are whole subtrees, so the bits are those of one node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from dure.exchange.group import Group, naming_the_wait
+from dure.exchange.group import Group
+from dure.exchange.link import Link
+from dure.fingerprint import raw_bytes
 from dure.reduce.exchanger import OverGloo, Pieces, Room, Wire, joined
-from dure.reduce.shared import ThroughSharedMemory
+from dure.reduce.shared import ALIGNED, ThroughSharedMemory
+from dure.reduce.treesum import TreeSum, tree_sum
+
+MOST_PARTS = 16
+LEAST_ELEMENTS = 64 * 1024
+"""Of a part: shorter ones would cost more in turns than they gain in overlap."""
+
+
+@dataclass
+class _Part:
+    """One part of this rank's slice on its way to the other node and back; memory and sums are made once."""
+
+    sums: list[TreeSum]
+    """Put this node's subtree sums into `own`."""
+    own: list[torch.Tensor]
+    going: list[torch.Tensor]
+    """What is sent: `own`, or its rounded copy."""
+    arrived: list[torch.Tensor]
+    came: list[torch.Tensor]
+    """What arrived, in the dtype that is added in."""
+    finish: TreeSum
+    """Adds both nodes' sums and gives everyone on the node the scaled root."""
+    scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._going, self._space = (
+            [raw_bytes(tensor) for tensor in tensors if tensor.numel()]
+            for tensors in (self.going, self.arrived)
+        )
+
+    def pack(self) -> Sequence[memoryview]:
+        """See `Parcel`: this node's sums."""
+        for add in self.sums:
+            add(1.0)
+        _copied(self.own, self.going)
+        return self._going
+
+    def space(self) -> Sequence[memoryview]:
+        """See `Parcel`."""
+        return self._space
+
+    def unpack(self) -> None:
+        """See `Parcel`: the other node's sums have come."""
+        _copied(self.arrived, self.came)
+        self.finish(self.scale)
 
 
 class BetweenNodes:
@@ -26,8 +73,11 @@ class BetweenNodes:
         peers: dist.ProcessGroup,
         everyone: Group,
         wire: Wire,
+        link: Link | None,
     ) -> None:
-        """`peers` are the ranks of all nodes that own the same slice as this one."""
+        """`peers` are the ranks of all nodes that own the same slice as this one; `link` leads to the one of two
+        nodes."""
+        self._link = link
         self._local = local
         self._local_size = local_size
         self._peers = peers
@@ -37,6 +87,8 @@ class BetweenNodes:
         self._nodes = everyone.size // local_size
         # Rounding at the root is done here or by this node's own sums, never by the way over several nodes.
         self._over_gloo = OverGloo(peers, Group(peers, self._node, self._nodes), wire)
+        self._parts: dict[int, tuple[Room, dict[int, list[_Part]]]] = {}
+        """By bucket and number of active shards; for the room they were made for."""
 
     def room(self, index: int, buffer: torch.Tensor) -> Room:
         """See `Exchanger`."""
@@ -46,13 +98,10 @@ class BetweenNodes:
         """See `Exchanger`."""
         if not room.out.numel():
             return
-        first = self._node * self._local_size
-        own_node = shape.by_rank[first : first + self._local_size]
-        of_nodes = shape.of_nodes(self._local_size)
-        if self._nodes == 2:
-            self._swap(room, own_node, of_nodes, scale)
+        if self._link is not None:
+            self._swap(self._link, room, shape, scale)
         else:
-            self._through_all(room, own_node, of_nodes, scale)
+            self._through_all(room, shape, scale)
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
@@ -60,66 +109,87 @@ class BetweenNodes:
 
     def close(self) -> None:
         """See `Exchanger`."""
+        self._parts.clear()
+        if self._link is not None:
+            self._link.close()
         self._local.close()
 
-    def _swap(self, room: Room, own_node: Sequence[Sequence[range]], of_nodes: Pieces, scale: float) -> None:
+    def _swap(self, link: Link, room: Room, shape: Pieces, scale: float) -> None:
         """Two nodes: each sends its sums to the other, and both add; in parts, so that the wire never waits
         for the adding, nor the adding for more than the first part."""
-        rank, other, out = self._everyone.rank, 1 - self._node, room.out
-        peer = other * self._local_size + rank % self._local_size
+        parts = self._parts_of(room, shape)
+        for part in parts:
+            part.scale = scale
+        self._local.meet()
+        link.swap(parts, "the exchange of gradients between nodes")
+        self._local.meet()
+
+    def _parts_of(self, room: Room, shape: Pieces) -> list[_Part]:
+        known, by_leaves = self._parts.get(room.index, (None, {}))
+        if known is not room:
+            by_leaves = {}
+            self._parts[room.index] = room, by_leaves
+        if shape.leaves not in by_leaves:
+            by_leaves[shape.leaves] = self._new_parts(room, shape)
+        return by_leaves[shape.leaves]
+
+    def _new_parts(self, room: Room, shape: Pieces) -> list[_Part]:
+        of_nodes = shape.of_nodes(self._local_size)
         additions, _, (root,) = joined(of_nodes.in_order, of_nodes.leaves)
         # Only the root's own children are rounded; deeper subtrees (nodes with odd shares) cross as they are.
         rounded = self._wire.rounds and len(additions) == 1
-        dtype = self._wire.dtype if rounded else out.dtype
-        parts = _parts(self._local.slice_of(room))
-        theirs = [out.new_empty(len(of_nodes.by_rank[other]), p.stop - p.start, dtype=dtype) for p in parts]
-        with naming_the_wait(rank, f"the exchange with rank {peer} of node {other}"):
-            # Receives come first: what arrives before anyone asked for it would wait in the socket.
-            coming = [[self._receive(piece, peer) for piece in arrived] for arrived in theirs]
-            self._local.meet()
-            sums, going = [], []
-            for part in parts:
-                sums.append(self._local.sum_part(room, part, own_node, of_nodes.leaves))
-                sent = [piece.to(dtype) for piece in sums[-1]]
-                going += [(self._send(piece, peer), piece) for piece in sent]
-            for part, own, arrived, works in zip(parts, sums, theirs, coming, strict=True):
-                for work in works:
-                    work.wait()
-                came = [piece.to(out.dtype) for piece in arrived]
-                pieces = [*own, *came] if self._node == 0 else [*came, *own]
-                # What is sent may still be on its way: fp32 sums are sent as they are, so add beside them.
-                pieces = [piece.clone() if len(pieces) > 1 and not rounded else piece for piece in pieces]
-                for addition in additions:
-                    self._wire.add(pieces[addition.left], pieces[addition.right], at_root=addition.at_root)
-                self._local.write_part(room, part, pieces[root], scale)
-            for work, _ in going:
-                work.wait()
-        self._local.meet()
+        mine, theirs = (len(of_nodes.by_rank[node]) for node in (self._node, 1 - self._node))
+        wire_dtype = self._wire.dtype if rounded else room.out.dtype
+        cuts = _cuts(self._local.slice_of(room))
+        widest = max((cut.stop - cut.start for cut in cuts), default=0)
+        # One place for what comes: it is added at once, and stays in the core's cache.
+        arriving = room.out.new_empty(theirs, widest, dtype=wire_dtype)
+        coming = room.out.new_empty(theirs, widest) if rounded else arriving
+        parts = []
+        for cut in cuts:
+            width = cut.stop - cut.start
+            own = list(room.out.new_empty(mine, width))
+            came = [row[:width] for row in coming]
+            both = [*own, *came] if self._node == 0 else [*came, *own]
+            part = _Part(
+                sums=self._local.sums(room, cut, self._own_node(shape), shape.leaves, own),
+                own=own,
+                going=[row.to(wire_dtype) for row in own],
+                arrived=[row[:width] for row in arriving] if rounded else came,
+                came=came,
+                finish=tree_sum(both, additions, root, self._local.outs(room, cut), self._wire, cold=True),
+            )
+            parts.append(part)
+        return parts
 
-    def _through_all(
-        self, room: Room, own_node: Sequence[Sequence[range]], of_nodes: Pieces, scale: float
-    ) -> None:
-        """More nodes: the slice is cut again, one part a node."""
-        part = self._local.slice_of(room)
+    def _own_node(self, shape: Pieces) -> Sequence[Sequence[range]]:
+        first = self._node * self._local_size
+        return shape.by_rank[first : first + self._local_size]
+
+    def _through_all(self, room: Room, shape: Pieces, scale: float) -> None:
+        """More nodes, or none that a link could be laid to: the slice is cut again, one part a node."""
+        cut, of_nodes = self._local.slice_of(room), shape.of_nodes(self._local_size)
+        held = of_nodes.by_rank[self._node]
+        sums = list(room.out.new_empty(len(held), cut.stop - cut.start))
         self._local.meet()
-        sums = self._local.sum_part(room, part, own_node, of_nodes.leaves)
-        whole = sums[-1] if sums else room.out.new_empty(part.stop - part.start)
+        for add in self._local.sums(room, cut, self._own_node(shape), shape.leaves, sums):
+            add(1.0)
+        whole = sums[-1] if sums else room.out.new_empty(cut.stop - cut.start)
         self._over_gloo.exchange(Room(-1, whole, sums[:-1]), of_nodes, 1.0)
-        self._local.write_part(room, part, whole, scale)
+        for out in self._local.outs(room, cut):
+            torch.mul(whole, scale, out=out)
         self._local.meet()
 
-    def _receive(self, into: torch.Tensor, peer: int) -> dist.Work:
-        work = dist.irecv(into, peer, group=self._peers)
-        assert work is not None
-        return work
 
-    def _send(self, tensor: torch.Tensor, peer: int) -> dist.Work:
-        work = dist.isend(tensor, peer, group=self._peers)
-        assert work is not None
-        return work
+def _copied(out_of: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+    """Copy, and convert, unless they are the same."""
+    for source, target in zip(out_of, into, strict=True):
+        if target is not source:
+            target.copy_(source)
 
 
-def _parts(whole: slice) -> list[slice]:
-    """A slice in at most 8 parts of at least 64 Ki elements; none for an empty one."""
-    width = max(64 * 1024, -(-(whole.stop - whole.start) // 8))
+def _cuts(whole: slice) -> list[slice]:
+    """A slice in parts; none for an empty one."""
+    width = max(LEAST_ELEMENTS, -(-(whole.stop - whole.start) // MOST_PARTS))
+    width = -(-width // ALIGNED) * ALIGNED
     return [slice(at, min(at + width, whole.stop)) for at in range(whole.start, whole.stop, width)]

@@ -19,7 +19,7 @@ import torch
 from dure.exchange.group import Group
 from dure.exchange.meeting import Meeting
 from dure.exchange.segment import Offer, Segment, map_offer, offer_tensor
-from dure.reduce.exchanger import Pieces, Room, Wire, adding_dtype, joined
+from dure.reduce.exchanger import Pieces, Room, Wire, adding_dtype, joined, leading_to
 from dure.reduce.treesum import TreeSum, tree_sum
 
 ALIGNED = 16
@@ -97,31 +97,27 @@ class ThroughSharedMemory:
         """The elements of a bucket that this rank adds."""
         return slice(*_slice(self._rank, self._ranks, room.out.numel()))
 
-    def sum_part(
-        self, room: Room, part: slice, by_rank: Sequence[Sequence[range]], leaves: int
-    ) -> list[torch.Tensor]:
-        """This node's subtree sums of a part of this rank's slice, in memory of its own."""
+    def sums(
+        self,
+        room: Room,
+        part: slice,
+        by_rank: Sequence[Sequence[range]],
+        leaves: int,
+        into: Sequence[torch.Tensor],
+    ) -> list[TreeSum]:
+        """How this node's subtree sums of a part of this rank's slice are put `into` memory of its own."""
         assert isinstance(room, _SharedRoom)
         pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
         additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
-        own: dict[int, torch.Tensor] = {}
-        for addition in additions:
-            left, right = own.get(addition.left), own.get(addition.right, pieces[addition.right])
-            if addition.at_root and self._wire.rounds:
-                left = pieces[addition.left].clone() if left is None else left
-                self._wire.add(left, right.clone(), at_root=True)
-            elif left is None:
-                left = pieces[addition.left] + right
-            else:
-                left.add_(right)
-            own[addition.left] = left
-        return [own[at] if at in own else pieces[at].clone() for at in positions]
+        return [
+            tree_sum(pieces, leading_to(at, additions), at, [out], self._wire)
+            for at, out in zip(positions, into, strict=True)
+        ]
 
-    def write_part(self, room: Room, part: slice, whole: torch.Tensor, scale: float) -> None:
-        """Give everyone on the node the scaled root of a part of this rank's slice."""
+    def outs(self, room: Room, part: slice) -> list[torch.Tensor]:
+        """A part of this rank's slice in the bucket of everyone on the node."""
         assert isinstance(room, _SharedRoom)
-        for tensors in room.everyones:
-            torch.mul(whole, scale, out=tensors[-1][part])
+        return [tensors[-1][part] for tensors in room.everyones]
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`. Two halves of the board in turn: nobody writes what another may still read."""

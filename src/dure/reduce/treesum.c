@@ -9,6 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #define CHUNK 1024 /* elements: a page of each piece at a time */
 #define MOST 64    /* pieces; the caller keeps to it */
@@ -42,10 +45,23 @@ WIDEST static void round_bf16(const float *from, float *restrict into, size_t co
   }
 }
 
+/* Past the caches: a store that the processor would first have to read the line for costs twice. */
+static void write_past_caches(float *into, const float *from, size_t count) {
+#if defined(__SSE2__)
+  if (((uintptr_t)into & 15) == 0) {
+    size_t i = 0;
+    for (; i + 4 <= count; i += 4) _mm_stream_ps(into + i, _mm_load_ps(from + i));
+    for (; i < count; i++) into[i] = from[i];
+    return;
+  }
+#endif
+  memcpy(into, from, count * sizeof(float));
+}
+
 /* `additions` are pairs of positions, left <- left + right, in order; the last one makes the root when there is
  * one, and with `rounds_root` both its sides are rounded first. `outs` may be the pieces themselves. */
-void dure_tree_sum_1(const float *const *pieces, int num_pieces, const int *additions, int num_additions, int root,
-                     int rounds_root, float *const *outs, int num_outs, size_t count, float scale) {
+void dure_tree_sum_2(const float *const *pieces, int num_pieces, const int *additions, int num_additions, int root,
+                     int rounds_root, float *const *outs, int num_outs, int outs_are_cold, size_t count, float scale) {
   _Alignas(64) float scratch[MOST][CHUNK];
   _Alignas(64) float rounded[2][CHUNK];
   for (size_t at = 0; at < count; at += CHUNK) {
@@ -69,6 +85,14 @@ void dure_tree_sum_1(const float *const *pieces, int num_pieces, const int *addi
     }
     if (num_additions == 0) memcpy(scratch[root], held[root], here * sizeof(float));
     multiply(scratch[root], scale, here);
-    for (int out = 0; out < num_outs; out++) memcpy(outs[out] + at, scratch[root], here * sizeof(float));
+    for (int out = 0; out < num_outs; out++) {
+      if (outs_are_cold)
+        write_past_caches(outs[out] + at, scratch[root], here);
+      else
+        memcpy(outs[out] + at, scratch[root], here * sizeof(float));
+    }
   }
+#if defined(__SSE2__)
+  if (outs_are_cold) _mm_sfence();
+#endif
 }

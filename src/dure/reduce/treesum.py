@@ -32,25 +32,23 @@ def tree_sum(
     root: int,
     outs: Sequence[torch.Tensor],
     wire: Wire,
+    *,
+    cold: bool = False,
 ) -> TreeSum:
     """What to do at every step with these flat tensors, all of one length; `outs` may be `pieces`.
 
-    It only writes to `outs`. Whatever can be made ready is made ready now.
+    It only writes to `outs`. Whatever can be made ready is made ready now. `cold`: nobody has just read what
+    stands in `outs`, so they are better written past the caches.
     """
     kernel = compiled()
     if kernel is not None and _is_plain(pieces, outs, wire) and 0 < len(pieces) <= MOST_PIECES:
-        return _by_kernel(kernel, pieces, additions, root, outs, wire)
+        return _by_kernel(kernel, pieces, additions, root, outs, wire, cold)
     numel = outs[0].numel()
     scratch = [piece.new_empty(min(BLOCK, numel)) for piece in pieces]
+    cuts = [slice(at, at + BLOCK) for at in range(0, numel, BLOCK)]
     blocks = [
-        _block(
-            *([tensor[at : at + BLOCK] for tensor in those] for those in (pieces, outs)),
-            scratch,
-            additions,
-            root,
-            wire,
-        )
-        for at in range(0, numel, BLOCK)
+        _block([p[cut] for p in pieces], [out[cut] for out in outs], scratch, additions, root, wire)
+        for cut in cuts
     ]
 
     def run(scale: float) -> None:
@@ -67,14 +65,14 @@ def compiled() -> Any:
     if found is None or found.origin is None:
         return None
     try:
-        kernel = ctypes.CDLL(found.origin).dure_tree_sum_1
+        kernel = ctypes.CDLL(found.origin).dure_tree_sum_2
     except (OSError, AttributeError):  # for another machine, or of another version
         return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     kernel.argtypes = (
         *(pointer, integer),
         *(pointer, integer, integer, integer),
-        *(pointer, integer, ctypes.c_size_t, ctypes.c_float),
+        *(pointer, integer, integer, ctypes.c_size_t, ctypes.c_float),
     )
     kernel.restype = None
     return kernel
@@ -95,6 +93,7 @@ def _by_kernel(
     root: int,
     outs: Sequence[torch.Tensor],
     wire: Wire,
+    cold: bool,
 ) -> TreeSum:
     steps = [place for addition in additions for place in (addition.left, addition.right)]
     rounds = wire.rounds and bool(additions) and additions[-1].at_root
@@ -107,6 +106,7 @@ def _by_kernel(
         int(rounds),
         (ctypes.c_void_p * len(outs))(*(out.data_ptr() for out in outs)),
         len(outs),
+        int(cold),
         outs[0].numel(),
     )
     alive = (*pieces, *outs)  # the kernel knows only where they are
