@@ -3,6 +3,7 @@
 DureError                 1   training failed
 ├── UsageError            2   the command line is wrong
 │   └── JobError          2   the job file, or a thing it names, is wrong
+│       └── WeightsError  2   a file of weights is damaged, or does not fit the model
 ├── ModelRefused          2   the model does something that cannot be exact
 ├── RankFailed            1   a rank raised, was killed or hung; names the first cause
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
@@ -28,6 +29,10 @@ class UsageError(DureError):
 
 class JobError(UsageError):
     """The job file is wrong, or a thing that it names is."""
+
+
+class WeightsError(JobError):
+    """A file of weights is damaged, or does not fit the model."""
 
 
 class ModelRefused(DureError):
