@@ -208,11 +208,18 @@ def _decode(text: str, file: str) -> Any:
     """JSON of a piece that a pattern above let through, so neither deep nor large when read."""
     try:
         value = STRICT_JSON.decode(text)
-        if isinstance(value, str):
-            value.encode()  # half of a surrogate pair is no character, and could not even be printed
+        # Half of a surrogate pair is no character, and could not even be printed.
+        (value if isinstance(value, str) else "".join(_texts(value))).encode()
     except ValueError as error:
         _refuse(file, f"is no valid JSON in {said(text)} ({error})")
     return value
+
+
+def _texts(value: dict[str, Any]) -> Iterator[str]:
+    for key, inner in value.items():
+        yield key
+        if isinstance(inner, str):
+            yield inner
 
 
 def _check_metadata(metadata: dict[str, Any], file: str) -> None:
