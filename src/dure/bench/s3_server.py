@@ -70,6 +70,10 @@ class S3Server:
             raise DureError("the S3 server is stopped")
         return self._front.pid
 
+    def is_running(self) -> bool:
+        """Whether S3 is spoken right now."""
+        return self._front is not None and self._front.poll() is None
+
     def environment(self) -> dict[str, str]:
         """The AWS_* variables that lead to it."""
         return {

@@ -5,6 +5,7 @@ obstore retries what may pass (5xx, resets, timeouts) with growing pauses, and g
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ _AT_ONCE = 4
 _CHUNK_BYTES = 1 << 20
 _PARTS_AT_MOST = 10_000
 _DELETES_A_REQUEST = 1000
+_REPEAT_SECONDS = 1.5
+_REPEAT_PAUSE_SECONDS = 0.1
 
 _WRITE_MARK = "dure-write"
 
@@ -168,7 +171,9 @@ class BucketStore:
             raise truncated(self.location, path, self._size(path), start, length) from None
         # Known before the body comes: a header that lies about a length makes nobody fetch the whole file.
         if found.range != (start, start + length):
-            raise truncated(self.location, path, found.meta["size"], start, length)
+            size = found.meta["size"]
+            del found  # an error keeps what its frames hold, here an open connection
+            raise truncated(self.location, path, size, start, length)
         for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
             self.access.read(len(chunk), requests=0)
             yield chunk
@@ -231,24 +236,31 @@ class BucketStore:
     def _create(self, path: str, content: bytes) -> None:
         """Write if nobody has: of several writers the server lets one win."""
         import obstore
-        from obstore.exceptions import AlreadyExistsError
+        from obstore.exceptions import AlreadyExistsError, GenericError
 
-        mark = uuid.uuid4().hex
-        try:
-            self.access.wrote()
-            obstore.put(
-                self._server.writes,
-                path,
-                content,
-                mode="create",
-                use_multipart=False,
-                attributes={_WRITE_MARK: mark},
-            )
-        except AlreadyExistsError:
-            # A retry after a lost answer meets what the first try wrote. The mark tells it from another's.
-            self.access.read()
-            if obstore.get(self._server.reads, path).attributes.get(_WRITE_MARK) != mark:
-                raise taken(self.location, path) from None
+        mark = {_WRITE_MARK: uuid.uuid4().hex}
+        began = time.monotonic()
+        written = False
+        while not written:
+            try:
+                self.access.wrote()
+                obstore.put(
+                    self._server.writes, path, content, mode="create", use_multipart=False, attributes=mark
+                )
+                written = True
+            except AlreadyExistsError:
+                # What a try wrote whose answer was lost stands in the way of the next. The mark tells it from
+                # another writer's.
+                self.access.read()
+                found = obstore.get(self._server.reads, path).attributes.get(_WRITE_MARK)
+                written = found == mark[_WRITE_MARK]
+                if not written:
+                    raise taken(self.location, path) from None
+            except GenericError as error:
+                # obstore does not repeat a write with a condition when the connection broke. With a mark it is safe.
+                if status_of(error) is not None or time.monotonic() - began > _REPEAT_SECONDS:
+                    raise
+                time.sleep(_REPEAT_PAUSE_SECONDS)
         self.access.wrote(len(content), requests=0)
 
     @contextmanager
