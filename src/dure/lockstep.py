@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure import tree
 from dure.batches import Batch
-from dure.errors import JobError, ModelRefused, NotFinite
+from dure.errors import JobError, ModelRefused, NotFinite, UsageError
 from dure.exchange.group import Group
 from dure.loss import LossSum, SumAndCount
 from dure.pulse import Phase, Pulse
 from dure.reduce.exchanger import Exchanger, Pieces, Wire
-from dure.reduce.hook import GradientExchange, StepExchange, StepTotals
+from dure.reduce.hook import GradientExchange, OwnPlaces, StepExchange, StepTotals
 from dure.reduce.stack import SubtreeStack
 from dure.replica import Buffers, ProbeResult, probe
 from dure.seeds import plant, seed_of
@@ -81,6 +81,7 @@ class Lockstep:
         self._buffers: Buffers | None = None
         self._stack = SubtreeStack(self._parameters, keep_gradients=find_unused)
         self._step = 0
+        self._own_only = False
         self._exchange = GradientExchange(
             exchanger, self._stack, wire, lambda: pulse.beat(self._step, Phase.EXCHANGE)
         )
@@ -106,6 +107,7 @@ class Lockstep:
         assert buffers is not None, "prepare comes first"
         began = time.perf_counter()
         self._step = batch.step
+        self._exchange.settle()
         self._start_anew()
         buffers.begin()
         step = self._new_exchange(batch)
@@ -150,6 +152,11 @@ class Lockstep:
             if self._setting.sync:
                 self._group.extreme(self._used.used, "sharing which parameters were used", largest=True)
             hidden = self._used.hide_unused()
+        if clip_norm is not None and self._own_only:
+            raise UsageError(
+                "clip_norm needs the norm of all gradients, but each rank has those of its part alone; shard the "
+                "optimizer with own_gradients=False"
+            )
         norm = clip(self._parameters, clip_norm)
         if norm is not None and not math.isfinite(norm):
             put_back(hidden)
@@ -159,10 +166,17 @@ class Lockstep:
             )
         plant(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
         optimizer.step()
+        if self._own_only:
+            self._exchange.met()  # the parts were handed over since
         if schedule is not None:
             schedule.step()
         put_back(hidden)
         return norm
+
+    def keep_own(self, own_places: OwnPlaces) -> None:
+        """From now on, exchange only what this rank needs of the gradients for its part of the update."""
+        self._own_only = True
+        self._exchange.keep_own(own_places)
 
     def say(self, phase: Phase) -> None:
         """Tell whoever watches what this rank does now, in the current step."""

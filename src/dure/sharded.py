@@ -139,6 +139,18 @@ class ShardedUpdate:
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
+    def own_places(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> list[slice]:
+        """Where this rank's part lies in a bucket that holds these parameters' gradients, each from its offset.
+
+        DDP lays a gradient out like its parameter, if that is dense; and those that are not were refused.
+        """
+        own = {id(self._parameters[fragment.parameter]): fragment for fragment in self._owned[self._rank]}
+        return [
+            slice(offset + own[id(parameter)].start, offset + own[id(parameter)].stop)
+            for parameter, offset in zip(parameters, offsets, strict=True)
+            if id(parameter) in own
+        ]
+
     def close(self) -> None:
         """Let go of what is shared with the others."""
         self._handover.close()

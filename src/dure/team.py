@@ -200,6 +200,7 @@ class Team:
         optimizer: torch.optim.Optimizer,
         *,
         share_weights: bool = False,
+        own_gradients: bool = False,
     ) -> torch.optim.Optimizer:
         """Let each rank of a node update its part of the weights only, with the same bits as before.
 
@@ -211,6 +212,9 @@ class Team:
         Each rank keeps weights of its own, so a script may write to them in between, if it does so on all
         ranks alike. With `share_weights` the ranks of a node have one memory for all their weights: nothing
         has to be copied, but then only the optimizer may write to them.
+
+        With `own_gradients` a rank of a team on one node gets the mean gradient of its own part alone, which is
+        less work; `.grad` then means nothing elsewhere, and `clip_norm` cannot be used.
         """
         names = {parameter: name for name, parameter in model.module.named_parameters()}
         refuse_what_cannot_be_sharded(optimizer, names, self.threads)
@@ -218,6 +222,13 @@ class Team:
         if not self.setting.sync:
             raise UsageError(
                 "sync is off: every rank updates a model of its own, with an optimizer of its own"
+            )
+        held = {p for group in optimizer.param_groups for p in group["params"]}
+        missing = [name for p, name in names.items() if p.requires_grad and p not in held]
+        if own_gradients and missing:
+            raise UsageError(
+                f"own_gradients: {missing[0]} is not in this optimizer, and would have no gradient; give the optimizer "
+                "all parameters, or leave own_gradients out"
             )
         shapes = [[names[p], *p.shape] for group in optimizer.param_groups for p in group["params"]]
         self.agree({"ranks of a node": world.local_size, "the optimizer's parameters": shapes})
@@ -232,6 +243,8 @@ class Team:
                 lambda waiting: lockstep.say(Phase.EXCHANGE if waiting else Phase.UPDATE),
             )
             self._sharded[id(optimizer)] = _Sharded(optimizer, ranks, update)
+            if own_gradients and world.nodes == 1:
+                lockstep.keep_own(update.own_places)
         return optimizer
 
     def batches(

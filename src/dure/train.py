@@ -84,7 +84,9 @@ class Run:
         self.model = self._replicate(module)
         self.optimizer = update.make_optimizer(job.train, module)
         if job.train.shard_optimizer:
-            self.team.shard_optimizer(self.model, self.optimizer, share_weights=True)
+            self.team.shard_optimizer(
+                self.model, self.optimizer, share_weights=True, own_gradients=job.train.clip_norm is None
+            )
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
         self._record_team()

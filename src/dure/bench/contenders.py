@@ -124,7 +124,7 @@ def dure(
     model, loss = team.replicate(module), as_sum(F.cross_entropy)
     optimizer = _optimizer(model, load)
     if shard_optimizer:
-        team.shard_optimizer(model, optimizer, share_weights=True)
+        team.shard_optimizer(model, optimizer, share_weights=True, own_gradients=True)
     return Contender(
         module,
         lambda number: team.forward_backward(model, data[number % len(data)], loss),

@@ -137,8 +137,21 @@ class Exchanger(Protocol):
         """Where the bucket's pieces go; its `out` holds the buffer's content (and may be the buffer)."""
         ...
 
-    def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
-        """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank."""
+    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
+        """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank.
+
+        With `own`, a bucket's same places at every call, this rank needs no others. They differ between ranks
+        and leave nothing out. Whether the rest of `out` is filled is the exchanger's choice.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Return when nobody looks at this rank's rooms any more, and they may be written to again. All ranks
+        call it alike."""
+        ...
+
+    def met(self) -> None:
+        """Take note that all ranks met elsewhere, after their last exchange: nobody looks any more."""
         ...
 
     def total(self, vector: torch.Tensor) -> None:
@@ -170,6 +183,12 @@ class PlainRooms:
         self._rooms[index] = room
         return room
 
+    def settle(self) -> None:
+        """See `Exchanger`. Nobody but this rank sees them."""
+
+    def met(self) -> None:
+        """See `Exchanger`."""
+
 
 class Alone(PlainRooms):
     """No exchange: a rank's own shards are all there is (one rank, or `sync = false`)."""
@@ -178,7 +197,7 @@ class Alone(PlainRooms):
         super().__init__()
         self._rank = rank
 
-    def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
+    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
         """See `Exchanger`."""
         if not shape.by_rank[self._rank]:  # no samples in this step, and nobody else's gradients
             room.out.zero_()
@@ -209,7 +228,7 @@ class OverGloo(PlainRooms):
         self._rank = totals.rank
         self._ranks = totals.size
 
-    def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
+    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
         """See `Exchanger`."""
         out = room.out
         if not out.numel():

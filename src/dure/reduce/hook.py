@@ -20,6 +20,9 @@ from dure.reduce.stack import SubtreeStack
 
 CLOSE_SECONDS = 10.0
 
+OwnPlaces = Callable[[Sequence[torch.Tensor], Sequence[int]], list[slice]]
+"""The places of a bucket that a rank needs, given the bucket's parameters and where each begins."""
+
 
 @dataclass
 class StepTotals:
@@ -68,10 +71,23 @@ class GradientExchange:
         self._stack = stack
         self._wire = wire
         self._step: StepExchange | None = None
+        self._own_places: OwnPlaces | None = None
         self._failure: BaseException | None = None
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
         self._thread.start()
+
+    def keep_own(self, own_places: OwnPlaces) -> None:
+        """From now on this rank needs the mean gradient in these places of a bucket alone."""
+        self._own_places = own_places
+
+    def settle(self) -> None:
+        """Before gradients are written again: nobody looks at them any more."""
+        self._exchanger.settle()
+
+    def met(self) -> None:
+        """All ranks met after the step's exchange: `settle` need not wait."""
+        self._exchanger.met()
 
     def begin(self, step: StepExchange) -> None:
         """Start the step's exchange; call it before the backward pass that DDP synchronises."""
@@ -138,13 +154,20 @@ class GradientExchange:
             self.raise_failure()
             room = self._exchanger.room(index, buffer)
             self._join_own(step, room, buffer, gradients, parameters)
-            self._exchanger.exchange(room, step.shape, step.scale)
+            self._exchanger.exchange(room, step.shape, step.scale, self._own(buffer, gradients, parameters))
             if room.out.data_ptr() != buffer.data_ptr():
                 buffer.copy_(room.out)
             future.set_result(buffer)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
             self._failure = self._failure or failure
             future.set_exception(RuntimeError(str(failure)))  # type: ignore[arg-type]
+
+    def _own(
+        self, buffer: torch.Tensor, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+    ) -> list[slice] | None:
+        if self._own_places is None:
+            return None
+        return self._own_places(parameters, _offsets(buffer, gradients))
 
     def _join_own(
         self,
@@ -158,8 +181,7 @@ class GradientExchange:
         held = self._stack.held_for(parameters) if step.shard is not None else []
         if step.shard is None or not held:
             return
-        # gradients() is right about places only: it shows every gradient as contiguous, whatever its layout.
-        offsets = [int(gradient.storage_offset() - buffer.storage_offset()) for gradient in gradients]
+        offsets = _offsets(buffer, gradients)
         views = self._stack.views_of(room.out, parameters, offsets)
         joined = self._stack.top_joins(step.shard, step.shape.leaves)
         for sums in reversed(held[len(held) - joined :]):
@@ -171,3 +193,9 @@ class GradientExchange:
                 torch._foreach_add_(views, sums)
         for position, sums in enumerate(held[: len(held) - joined]):
             torch._foreach_copy_(self._stack.views_of(room.extra(position), parameters, offsets), sums)
+
+
+def _offsets(buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[int]:
+    """Where each gradient begins in its bucket. GradBucket.gradients() is right about that alone: it shows every
+    gradient as contiguous, whatever its layout."""
+    return [int(gradient.storage_offset() - buffer.storage_offset()) for gradient in gradients]

@@ -94,7 +94,7 @@ class BetweenNodes:
         """See `Exchanger`."""
         return self._local.room(index, buffer)
 
-    def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
+    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
         """See `Exchanger`."""
         if not room.out.numel():
             return
@@ -106,6 +106,12 @@ class BetweenNodes:
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
         self._everyone.sum(vector, "the exchange of losses")
+
+    def settle(self) -> None:
+        """See `Exchanger`. An exchange ends with a meeting."""
+
+    def met(self) -> None:
+        """See `Exchanger`."""
 
     def close(self) -> None:
         """See `Exchanger`."""

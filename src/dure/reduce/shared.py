@@ -38,6 +38,8 @@ class _SharedRoom(Room):
     segments: list[Segment] = field(default_factory=list)
     walks: dict[int, TreeSum] = field(default_factory=dict)
     """By number of active shards: what to do with this rank's slice."""
+    own_walks: dict[int, TreeSum] = field(default_factory=dict)
+    """The same for the places that this rank alone needs."""
 
 
 class ThroughSharedMemory:
@@ -59,6 +61,8 @@ class ThroughSharedMemory:
         self._half = 0
         self._rooms: dict[int, _SharedRoom] = {}
         self._told = False
+        self._others_read = False
+        """Others may still be reading this rank's buckets."""
 
     def room(self, index: int, buffer: torch.Tensor) -> Room:
         """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
@@ -77,17 +81,31 @@ class ThroughSharedMemory:
         self._rooms[index] = room
         return room
 
-    def exchange(self, room: Room, shape: Pieces, scale: float) -> None:
+    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
         """See `Exchanger`."""
         if not room.out.numel():
             return
         assert isinstance(room, _SharedRoom)
-        walk = room.walks.get(shape.leaves)
+        walks = room.walks if own is None else room.own_walks
+        walk = walks.get(shape.leaves)
         if walk is None:
-            walk = room.walks[shape.leaves] = self._walk(room, shape)
+            walk = walks[shape.leaves] = self._walk(room, shape, own)
         self.meet()
         walk(scale)
-        self.meet()
+        if own is None:
+            self.meet()
+        else:
+            self._others_read = True
+
+    def settle(self) -> None:
+        """See `Exchanger`."""
+        if self._others_read:
+            self.meet()
+            self._others_read = False
+
+    def met(self) -> None:
+        """See `Exchanger`."""
+        self._others_read = False
 
     def meet(self) -> None:
         """Wait for all ranks of the node."""
@@ -176,14 +194,15 @@ class ThroughSharedMemory:
             )
         return enough
 
-    def _walk(self, room: _SharedRoom, shape: Pieces) -> TreeSum:
-        """What this rank does with its slice at every step."""
-        mine = self.slice_of(room)
-        pieces = [piece[mine] for piece in _held(shape.by_rank, room.everyones)]
+    def _walk(self, room: _SharedRoom, shape: Pieces, own: Sequence[slice] | None) -> TreeSum:
+        """What this rank does at every step: with its slice of everyone's bucket, or with its own places in its
+        own bucket."""
+        pieces = _held(shape.by_rank, room.everyones)
         additions, _, (root,) = joined(shape.in_order, shape.leaves)
-        return tree_sum(
-            pieces, additions, root, [tensors[-1][mine] for tensors in room.everyones], self._wire
-        )
+        everywhere = slice(0, room.out.numel())
+        outs = self.outs(room, everywhere) if own is None else [room.out]
+        places = [self.slice_of(room)] if own is None else own
+        return tree_sum(pieces, additions, root, outs, self._wire, places=places)
 
     def _drop(self, room: _SharedRoom) -> None:
         for segment in room.segments:

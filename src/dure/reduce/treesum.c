@@ -58,41 +58,54 @@ static void write_past_caches(float *into, const float *from, size_t count) {
   memcpy(into, from, count * sizeof(float));
 }
 
-/* `additions` are pairs of positions, left <- left + right, in order; the last one makes the root when there is
- * one, and with `rounds_root` both its sides are rounded first. `outs` may be the pieces themselves. */
-void dure_tree_sum_2(const float *const *pieces, int num_pieces, const int *additions, int num_additions, int root,
-                     int rounds_root, float *const *outs, int num_outs, int outs_are_cold, size_t count, float scale) {
+typedef struct {
+  const float *const *pieces;
+  const int *additions; /* pairs of positions, left <- left + right, in order */
+  float *const *outs;   /* may be the pieces themselves */
+  int num_pieces, num_additions, root, num_outs;
+  int rounds_root;   /* round both sides of the last addition, which makes the root */
+  int outs_are_cold; /* nobody has just read what stands there */
+} Plan;
+
+static void sum_chunk(const Plan *plan, size_t at, size_t count, float scale) {
   _Alignas(64) float scratch[MOST][CHUNK];
   _Alignas(64) float rounded[2][CHUNK];
-  for (size_t at = 0; at < count; at += CHUNK) {
-    size_t here = count - at < CHUNK ? count - at : CHUNK;
-    const float *held[MOST];
-    for (int piece = 0; piece < num_pieces; piece++) held[piece] = pieces[piece] + at;
-    for (int addition = 0; addition < num_additions; addition++) {
-      int left = additions[2 * addition], right = additions[2 * addition + 1];
-      const float *one = held[left], *other = held[right];
-      if (rounds_root && addition == num_additions - 1) {
-        round_bf16(one, rounded[0], here);
-        round_bf16(other, rounded[1], here);
-        one = rounded[0];
-        other = rounded[1];
-      }
-      if (one == scratch[left])
-        add_to(scratch[left], other, here);
-      else
-        add(one, other, scratch[left], here);
-      held[left] = scratch[left];
+  const float *held[MOST];
+  float *whole = scratch[plan->root];
+  for (int piece = 0; piece < plan->num_pieces; piece++) held[piece] = plan->pieces[piece] + at;
+  for (int addition = 0; addition < plan->num_additions; addition++) {
+    int left = plan->additions[2 * addition], right = plan->additions[2 * addition + 1];
+    const float *one = held[left], *other = held[right];
+    if (plan->rounds_root && addition == plan->num_additions - 1) {
+      round_bf16(one, rounded[0], count);
+      round_bf16(other, rounded[1], count);
+      one = rounded[0];
+      other = rounded[1];
     }
-    if (num_additions == 0) memcpy(scratch[root], held[root], here * sizeof(float));
-    multiply(scratch[root], scale, here);
-    for (int out = 0; out < num_outs; out++) {
-      if (outs_are_cold)
-        write_past_caches(outs[out] + at, scratch[root], here);
-      else
-        memcpy(outs[out] + at, scratch[root], here * sizeof(float));
-    }
+    if (one == scratch[left])
+      add_to(scratch[left], other, count);
+    else
+      add(one, other, scratch[left], count);
+    held[left] = scratch[left];
+  }
+  if (plan->num_additions == 0) memcpy(whole, held[plan->root], count * sizeof(float));
+  multiply(whole, scale, count);
+  for (int out = 0; out < plan->num_outs; out++) {
+    if (plan->outs_are_cold)
+      write_past_caches(plan->outs[out] + at, whole, count);
+    else
+      memcpy(plan->outs[out] + at, whole, count * sizeof(float));
+  }
+}
+
+/* `ranges` are pairs: first element and number of elements. */
+void dure_tree_sum_3(const Plan *plan, const size_t *ranges, size_t num_ranges, float scale) {
+  for (size_t range = 0; range < num_ranges; range++) {
+    size_t stop = ranges[2 * range] + ranges[2 * range + 1];
+    for (size_t at = ranges[2 * range]; at < stop; at += CHUNK)
+      sum_chunk(plan, at, stop - at < CHUNK ? stop - at : CHUNK, scale);
   }
 #if defined(__SSE2__)
-  if (outs_are_cold) _mm_sfence();
+  if (plan->outs_are_cold) _mm_sfence();
 #endif
 }

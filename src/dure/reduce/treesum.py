@@ -26,6 +26,16 @@ TreeSum = Callable[[float], None]
 """Called with the scale."""
 
 
+class _Plan(ctypes.Structure):
+    """As in treesum.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("pieces", "additions", "outs")),
+        *((name, ctypes.c_int) for name in ("num_pieces", "num_additions", "root", "num_outs")),
+        *((name, ctypes.c_int) for name in ("rounds_root", "outs_are_cold")),
+    )
+
+
 def tree_sum(
     pieces: Sequence[torch.Tensor],
     additions: Sequence[Addition],
@@ -33,19 +43,26 @@ def tree_sum(
     outs: Sequence[torch.Tensor],
     wire: Wire,
     *,
+    places: Sequence[slice] | None = None,
     cold: bool = False,
 ) -> TreeSum:
     """What to do at every step with these flat tensors, all of one length; `outs` may be `pieces`.
 
-    It only writes to `outs`. Whatever can be made ready is made ready now. `cold`: nobody has just read what
-    stands in `outs`, so they are better written past the caches.
+    It only writes to `outs`, and there only to `places` (by default everywhere). Whatever can be made ready
+    is made ready now. `cold`: nobody has just read what stands in `outs`, so they are better written past the
+    caches.
     """
+    where = [slice(0, outs[0].numel())] if places is None else places
     kernel = compiled()
     if kernel is not None and _is_plain(pieces, outs, wire) and 0 < len(pieces) <= MOST_PIECES:
-        return _by_kernel(kernel, pieces, additions, root, outs, wire, cold)
-    numel = outs[0].numel()
-    scratch = [piece.new_empty(min(BLOCK, numel)) for piece in pieces]
-    cuts = [slice(at, at + BLOCK) for at in range(0, numel, BLOCK)]
+        return _by_kernel(kernel, pieces, additions, root, outs, wire, where, cold)
+    cuts = [
+        slice(at, min(at + BLOCK, place.stop))
+        for place in where
+        for at in range(place.start, place.stop, BLOCK)
+    ]
+    widest = max((cut.stop - cut.start for cut in cuts), default=0)
+    scratch = [piece.new_empty(widest) for piece in pieces]
     blocks = [
         _block([p[cut] for p in pieces], [out[cut] for out in outs], scratch, additions, root, wire)
         for cut in cuts
@@ -65,15 +82,10 @@ def compiled() -> Any:
     if found is None or found.origin is None:
         return None
     try:
-        kernel = ctypes.CDLL(found.origin).dure_tree_sum_2
+        kernel = ctypes.CDLL(found.origin).dure_tree_sum_3
     except (OSError, AttributeError):  # for another machine, or of another version
         return None
-    pointer, integer = ctypes.c_void_p, ctypes.c_int
-    kernel.argtypes = (
-        *(pointer, integer),
-        *(pointer, integer, integer, integer),
-        *(pointer, integer, integer, ctypes.c_size_t, ctypes.c_float),
-    )
+    kernel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float)
     kernel.restype = None
     return kernel
 
@@ -93,27 +105,28 @@ def _by_kernel(
     root: int,
     outs: Sequence[torch.Tensor],
     wire: Wire,
+    places: Sequence[slice],
     cold: bool,
 ) -> TreeSum:
     steps = [place for addition in additions for place in (addition.left, addition.right)]
-    rounds = wire.rounds and bool(additions) and additions[-1].at_root
-    arguments = (
+    arrays = (
         (ctypes.c_void_p * len(pieces))(*(piece.data_ptr() for piece in pieces)),
-        len(pieces),
         (ctypes.c_int * max(len(steps), 1))(*steps),
-        len(additions),
-        root,
-        int(rounds),
         (ctypes.c_void_p * len(outs))(*(out.data_ptr() for out in outs)),
-        len(outs),
-        int(cold),
-        outs[0].numel(),
     )
-    alive = (*pieces, *outs)  # the kernel knows only where they are
+    rounds = wire.rounds and bool(additions) and additions[-1].at_root
+    plan = _Plan(
+        *(ctypes.addressof(array) for array in arrays),
+        *(len(pieces), len(additions), root, len(outs), int(rounds), int(cold)),
+    )
+    edges = [number for place in places for number in (place.start, place.stop - place.start)]
+    ranges = (ctypes.c_size_t * max(len(edges), 1))(*edges)
+    plan_at, ranges_at, count = ctypes.addressof(plan), ctypes.addressof(ranges), len(places)
+    alive = (plan, ranges, arrays, *pieces, *outs)  # the kernel knows only where they are
 
     def run(scale: float) -> None:
         assert alive
-        kernel(*arguments, scale)
+        kernel(plan_at, ranges_at, count, scale)
 
     return run
 
