@@ -50,7 +50,26 @@ def compile_by_shape_alone() -> None:
     config.fail_on_recompile_limit_hit = True  # type: ignore[attr-defined]
 
 
-def wrap(module: torch.nn.Module, *, find_unused: bool) -> DistributedDataParallel:
+MOST_BUCKET_MIB = 25.0
+LEAST_BUCKET_MIB = 1.0
+OVERLAPPING_BUCKETS = 8
+
+
+def bucket_mib(gradient_bytes: int, free_cores: int) -> float:
+    """How large DDP's buckets should be. Never changes a bit.
+
+    With cores to spare the exchange hides behind the rest of the backward pass: buckets small enough that most
+    are gone before it ends, and not so small that meetings cost more than bytes. Without, nothing can hide and
+    a meeting is all that another bucket brings; but what was just written is still in the caches, so the
+    largest size stays.
+    """
+    if free_cores <= 0:
+        return MOST_BUCKET_MIB
+    wanted = gradient_bytes / OVERLAPPING_BUCKETS / 2**20
+    return min(max(wanted, LEAST_BUCKET_MIB), MOST_BUCKET_MIB)
+
+
+def wrap(module: torch.nn.Module, *, find_unused: bool, free_cores: int) -> DistributedDataParallel:
     """A real DDP that neither broadcasts weights (they are verified instead) nor buffers (shard 0's count)."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModelRefused("no parameter of the model requires a gradient; there is nothing to train")
@@ -58,6 +77,7 @@ def wrap(module: torch.nn.Module, *, find_unused: bool) -> DistributedDataParall
     first = next(module.parameters())
     if first.is_cuda:
         device_ids = [first.device.index]
+    gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     return DistributedDataParallel(
         module,
         device_ids=device_ids,
@@ -65,6 +85,7 @@ def wrap(module: torch.nn.Module, *, find_unused: bool) -> DistributedDataParall
         forward_sync_buffers=False,
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused,
+        bucket_cap_mb=bucket_mib(gradient_bytes, free_cores) if device_ids is None else None,
     )
 
 

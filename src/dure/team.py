@@ -180,7 +180,9 @@ class Team:
         refuse_what_cannot_be_exact(module)
         module.to(self.setting.device)
         same_start(module, self.group)
-        model = wrap(module, find_unused=find_unused)
+        busy = self.world.local_size * self.threads
+        free_cores = len(os.sched_getaffinity(0)) - busy
+        model = wrap(module, find_unused=find_unused, free_cores=free_cores)
         lockstep = Lockstep(
             model,
             self.setting,

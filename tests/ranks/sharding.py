@@ -86,6 +86,8 @@ def train(
     model=Odd,
     clip_norm=0.5,
     find_unused=False,
+    own_gradients=False,
+    twice=False,
     after_step=lambda *_: None,
 ):
     """The sha256 of the weights, the last norm, the fingerprint, the last learning rates, the state's bytes."""
@@ -94,11 +96,13 @@ def train(
     replica = team.replicate(module, find_unused=find_unused)
     optimizer = make(module)
     if shard:
-        assert team.shard_optimizer(replica, optimizer, share_weights=share_weights) is optimizer
+        how = {"share_weights": share_weights, "own_gradients": own_gradients}
+        assert team.shard_optimizer(replica, optimizer, **how) is optimizer
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.3 * step))
     norm = None
     for batch in team.batches(Points(samples=61), global_batch=16, steps=STEPS):
-        team.forward_backward(replica, batch, dure.loss.as_sum(F.cross_entropy))
+        for _ in range(1 + twice):  # the first one's gradients are not applied
+            team.forward_backward(replica, batch, dure.loss.as_sum(F.cross_entropy))
         norm = team.update(replica, optimizer, schedule=schedule, clip_norm=clip_norm)
         after_step(module, optimizer)
     found = team.prove(replica, optimizer)
@@ -183,6 +187,24 @@ def train_variants():
             train(team, momentum, shard=shard, model=LargeBranches, find_unused=True)
             for shard in (False, True)
         ]
+        for name, options in {
+            "own gradients": {},
+            "own gradients, one memory": {"share_weights": True},
+            "own gradients, steps not applied": {"twice": True},
+        }.items():
+            found[name] = both(clip_norm=None, own_gradients=True, **options)
+        found["own gradients, unused"] = [
+            train(
+                team,
+                momentum,
+                shard=shard,
+                model=LargeBranches,
+                find_unused=True,
+                clip_norm=None,
+                own_gradients=True,
+            )
+            for shard in (False, True)
+        ]
         found["weights written in between"] = both(after_step=clamp)
         sharded.SharedBoxes = sharded.NodeMemory = cannot_share
         found["over Gloo"] = both(share_weights=True)
@@ -216,6 +238,7 @@ def refusals():
         with torch.no_grad():
             module[1].weight.mul_(1.0)
         note("written", shared.step)
+        note("some", lambda: team.shard_optimizer(model, O.SGD(weights), own_gradients=True))
         optimizer = team.shard_optimizer(model, O.SGD(weights))
         note("closure", lambda: optimizer.step(lambda: 0.0))
         module[0].weight.data = module[0].weight.data.clone()

@@ -62,14 +62,16 @@ def test_each_rank_holds_its_share_of_the_state_alone(trained, name, way):
 
 
 @pytest.mark.timeout(300)
-def test_unused_weights_no_clipping_writes_in_between_and_gloo_change_nothing(tmp_path):
+def test_own_gradients_unused_weights_no_clipping_writes_in_between_and_gloo_change_nothing(tmp_path):
     results = team_of(3, "train_variants", (), tmp_path)
     shas = set()
     for name in results[0]:
         (without,) = {rank[name][0][:2] for rank in results}
         assert {rank[name][1][:2] for rank in results} == {without}, name
         shas.add(without[0])
-    assert len(shas) == 4
+    assert len(shas) == 5, (
+        "no clipping with and without unused weights, clipping with both, and written weights"
+    )
 
 
 def test_what_cannot_be_sharded_is_refused_by_name(tmp_path):
@@ -83,6 +85,7 @@ def test_what_cannot_be_sharded_is_refused_by_name(tmp_path):
     )
     assert "a parameter of shape (3,) that is not the model's" in told["foreign"]
     assert "something wrote to 1.weight outside of the update" in told["written"]
+    assert "own_gradients: 0.bias is not in this optimizer" in told["some"]
     assert "takes no closure" in told["closure"]
     assert "moved to other memory after its optimizer was sharded" in told["moved"]
 
