@@ -37,3 +37,14 @@ def test_random_reduces_between_two_nodes_are_the_plain_tree_sums_bits(wire, ran
         folder = RunFolder(tmp_path / "run")
         wrong = nodes.run_ranks("reduces:trials", (25, 3, wire), ranks_per_node=ranks_per_node, folder=folder)
     assert wrong == [[]] * (2 * ranks_per_node)
+
+
+@pytest.mark.timeout(300)
+def test_an_optimizer_sharded_within_each_node_has_the_bits_of_one_rank(tmp_path):
+    folder = RunFolder(tmp_path / "alone")
+    (alone,) = run_team("sharding:train_on_nodes", ("AdamW",), ranks=1, folder=folder, hang_seconds=100)
+    with TwoNodes() as nodes:
+        folder = RunFolder(tmp_path / "nodes")
+        found = nodes.run_ranks("sharding:train_on_nodes", ("AdamW",), ranks_per_node=2, folder=folder)
+    assert found == [alone] * 4
+    assert len(set(alone)) == 1

@@ -265,3 +265,12 @@ def die_in_update(rank, ranks, port, victim):
     place = argparse.Namespace(rank=rank, world_size=ranks, master=f"127.0.0.1:{port}")
     with dure.start(place, seed=5, shards=4) as team:
         train(team, momentum, shard=True, model=LargeBranches, find_unused=True, after_step=count)
+
+
+def train_on_nodes(name):
+    """Entry point of a rank of two nodes: the sha256 of the weights, sharded within each node, in three ways."""
+    make = optimizer_named(name)
+    with dure.start(seed=5, shards=4) as team:
+        ways = ({}, {"share_weights": True}, {"own_gradients": True})
+        shard = team.world.size > 1
+        return [train(team, make, shard=shard, clip_norm=None, **how)[0] for how in ways]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 
@@ -142,9 +142,15 @@ def node_group(everyone: Group, node: int, local_rank: int, device: torch.device
         nodes.setdefault(told[rank][0], []).append(rank)
     if len(nodes) == 1 and nodes[node] == list(range(everyone.size)):
         return everyone
+    return part_of(everyone, nodes.values(), device)
+
+
+def part_of(everyone: Group, parts: Iterable[Sequence[int]], device: torch.device) -> Group:
+    """This rank's of the parts that all ranks fall into; all ranks make all parts, in the same order."""
     backend = "nccl" if device.type == "cuda" else "gloo"
-    made = {at: dist.new_group(ranks, backend=backend) for at, ranks in nodes.items()}
-    return Group(made[node], nodes[node].index(everyone.rank), len(nodes[node]))
+    made = [(ranks, dist.new_group(list(ranks), backend=backend)) for ranks in parts]
+    ranks, group = next((ranks, group) for ranks, group in made if everyone.rank in ranks)
+    return Group(group, list(ranks).index(everyone.rank), len(ranks))
 
 
 @contextlib.contextmanager

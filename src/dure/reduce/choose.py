@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from dure.exchange.group import Group
+from dure.exchange.group import Group, part_of
 from dure.exchange.link import Link, lay_link
 from dure.reduce.exchanger import Alone, Exchanger, OverGloo, Wire, most_pieces
 from dure.reduce.nodes import BetweenNodes
@@ -47,7 +47,8 @@ class Ways:
         self.wire = wire
         self._everyone = Group(None, place.rank, place.ranks)
         self._gradients: dist.ProcessGroup | None = None
-        self._local = self._peers = None
+        self._local: Group | None = None
+        self._peers: Group | None = None
         self._shares = transport == "auto" and device.type == "cpu"
         if place.ranks == 1:
             return
@@ -64,7 +65,7 @@ class Ways:
         if place.ranks == 1 or not sync:
             return Alone(place.rank)
         if self._shares:
-            local = Group(self._local, place.local_rank, place.local_size) if place.nodes > 1 else everyone
+            local = self._local or everyone
             first = place.rank - place.local_rank
             extras = [
                 most_pieces(first + rank, place.ranks, place.shards) - 1 for rank in range(place.local_size)
@@ -109,12 +110,9 @@ class Ways:
             for rank, local, size, nodes in told
         )
 
-    def _groups_of_nodes(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """This node's ranks, and the ranks of all nodes with this local number. All ranks make all groups."""
-        place = self.place
+    def _groups_of_nodes(self) -> tuple[Group, Group]:
+        """This node's ranks, and the ranks of all nodes with this local number."""
+        place, device = self.place, torch.device("cpu")
         nodes = [range(at, at + place.local_size) for at in range(0, place.ranks, place.local_size)]
         peers = [range(at, place.ranks, place.local_size) for at in range(place.local_size)]
-        made = {ranks: dist.new_group(list(ranks), backend="gloo") for ranks in (*nodes, *peers)}
-        local = next(ranks for ranks in nodes if place.rank in ranks)
-        alike = next(ranks for ranks in peers if place.rank in ranks)
-        return made[local], made[alike]
+        return part_of(self._everyone, nodes, device), part_of(self._everyone, peers, device)

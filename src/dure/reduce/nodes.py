@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from dure.exchange.group import Group
 from dure.exchange.link import Link
@@ -70,7 +69,7 @@ class BetweenNodes:
         self,
         local: ThroughSharedMemory,
         local_size: int,
-        peers: dist.ProcessGroup,
+        peers: Group,
         everyone: Group,
         wire: Wire,
         link: Link | None,
@@ -80,13 +79,12 @@ class BetweenNodes:
         self._link = link
         self._local = local
         self._local_size = local_size
-        self._peers = peers
         self._everyone = everyone
         self._wire = wire
         self._node = everyone.rank // local_size
         self._nodes = everyone.size // local_size
         # Rounding at the root is done here or by this node's own sums, never by the way over several nodes.
-        self._over_gloo = OverGloo(peers, Group(peers, self._node, self._nodes), wire)
+        self._over_gloo = OverGloo(peers.group, peers, wire)
         self._parts: dict[int, tuple[Room, dict[int, list[_Part]]]] = {}
         """By bucket and number of active shards; for the room they were made for."""
 

@@ -1,0 +1,163 @@
+"""The connection between two nodes' ranks: everything arrives, in order, whole; who is gone is named."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from dure.errors import PeerLost
+from dure.exchange import link
+from dure.exchange.link import Link, lay_link
+
+
+class Bytes:
+    """A parcel of bytes: what comes is the peer's parcel of the same number."""
+
+    def __init__(self, *going, comes):
+        self.going = [memoryview(part) for part in going]
+        self.room = [bytearray(count) for count in comes]
+        self.packed_at = self.unpacked_at = None
+
+    def pack(self):
+        self.packed_at = time.monotonic()
+        return self.going
+
+    def space(self):
+        return [memoryview(part) for part in self.room]
+
+    def unpack(self):
+        assert self.packed_at is not None, "its own part comes first"
+        self.unpacked_at = time.monotonic()
+
+
+@pytest.fixture(autouse=True)
+def hang_up(monkeypatch):
+    """Close every link that a test made."""
+    made = []
+
+    class Kept(Link):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(link, "Link", Kept)
+    yield
+    for one in made:
+        one.close()
+
+
+def pair(deadline_seconds=20.0):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other = listener.accept()[0]
+    return [link.Link(end, rank, 1 - rank, deadline_seconds) for rank, end in enumerate((one, other))]
+
+
+def together(*calls):
+    """Run calls at the same time; returns what each raised."""
+    raised = [None] * len(calls)
+
+    def run(at, call):
+        try:
+            call()
+        except BaseException as error:
+            raised[at] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    return raised
+
+
+@pytest.mark.parametrize("sizes", [[], [(1,)], [(0,), (3, 5)], [(10_000_000,)] * 3, [(7, 1 << 20, 3)] * 20])
+def test_both_get_all_the_other_sent_whole_and_in_order(sizes):
+    one, other = pair()
+
+    def parcels(mark):
+        made = []
+        for at, parts in enumerate(sizes):
+            filled = [part for part in parts if part]
+            made.append(Bytes(*(bytes([mark + at % 100]) * n for n in filled), comes=filled))
+        return made
+
+    ours, theirs = parcels(1), parcels(101)
+    assert together(lambda: one.swap(ours, "a test"), lambda: other.swap(theirs, "a test")) == [None, None]
+    for mine, its in ((ours, theirs), (theirs, ours)):
+        for got, sent in zip(mine, its, strict=True):
+            assert [bytes(part) for part in got.room] == [bytes(part) for part in sent.going]
+
+
+def test_a_peer_that_hangs_up_is_named():
+    one, other = pair()
+    other.close()
+    with pytest.raises(PeerLost, match="rank 0 lost rank 1 in a test"):
+        one.swap([Bytes(b"x" * 10_000_000, comes=[10])], "a test")
+
+
+def test_a_peer_that_never_answers_is_named_at_the_deadline():
+    one, _other = pair(deadline_seconds=0.3)
+    with pytest.raises(PeerLost, match="rank 0 lost rank 1 in a test: nothing moved for"):
+        one.swap([Bytes(b"x", comes=[10])], "a test")
+
+
+class Two:
+    """A group of two threads."""
+
+    def __init__(self, rank, said, barrier):
+        self.rank, self.size, self._said, self._barrier = rank, 2, said, barrier
+
+    def gather(self, value, what):
+        self._said[self.rank] = value
+        self._barrier.wait(30)
+        found = list(self._said)
+        self._barrier.wait(30)
+        return found
+
+
+def lay():
+    said, barrier, found = ["", ""], threading.Barrier(2), [None, None]
+
+    def of(rank):
+        options = {"listens": rank == 1, "leader_host": "127.0.0.1", "deadline_seconds": 5.0}
+        found[rank] = lay_link(Two(rank, said, barrier), 1 - rank, **options)
+
+    assert together(lambda: of(0), lambda: of(1)) == [None, None]
+    return found
+
+
+def test_a_link_is_laid_on_the_way_to_the_leader_and_carries():
+    one, other = lay()
+    mine, its = Bytes(b"abc", comes=[3]), Bytes(b"xyz", comes=[3])
+    assert together(lambda: one.swap([mine], "a test"), lambda: other.swap([its], "a test")) == [None, None]
+    assert bytes(mine.room[0]) == b"xyz"
+    assert one._connection.getpeername()[0] == "127.0.0.1"
+
+
+def test_a_stranger_without_the_token_is_hung_up_on(monkeypatch):
+    before = socket.create_connection
+    strangers = []
+
+    def after_a_stranger(address, *args, **kwargs):
+        stranger = before(address, *args, **kwargs)
+        stranger.sendall(b"?" * link._TOKEN_BYTES)
+        strangers.append(stranger)
+        return before(address, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "create_connection", after_a_stranger)
+    one, other = lay()
+    assert one is not None
+    assert other is not None
+    with strangers[0] as stranger:
+        assert stranger.recv(1) == b"", "the listener hung up"
+
+
+def test_no_link_on_either_side_where_one_cannot_listen(monkeypatch):
+    def cannot(*_, **__):
+        raise OSError("no sockets today")
+
+    monkeypatch.setattr(socket, "create_server", cannot)
+    assert lay() == [None, None]
