@@ -5,6 +5,7 @@ DureError                 1   training failed
 │   └── JobError          2   the job file, or a thing it names, is wrong
 │       └── WeightsError  2   a file of weights is damaged, or does not fit the model
 ├── ModelRefused          2   the model does something that cannot be exact
+├── StorageError          1   shared storage refused, is not there, or gave less than it should
 ├── RankFailed            1   a rank raised, was killed or hung; names the first cause
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
@@ -39,6 +40,10 @@ class ModelRefused(DureError):
     """The model, data or optimizer does something that cannot be the same bits on every number of ranks."""
 
     exit_code = 2
+
+
+class StorageError(DureError):
+    """Shared storage refused, is not there, or holds less than it should; names the storage and the file."""
 
 
 class PeerLost(DureError):
