@@ -1,0 +1,97 @@
+"""Pure maths: the files' bytes cut into windows, and each window into one part a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dure.loading.header import TensorAt
+
+WINDOW_BYTES = 8 * 2**20
+"""Read, handed round and copied at a time."""
+READ_THROUGH_BYTES = 256 * 1024
+"""Bytes between two wanted tensors that are read with them: cheaper than asking twice."""
+LEAST_PART_BYTES = 256 * 1024
+"""A window is not cut finer than this: asking costs more than reading."""
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of one tensor's bytes within a window."""
+
+    tensor: int
+    """Its position among the tensors that were cut."""
+    start: int
+    """Of the tensor's bytes, the first; a multiple of its element's size."""
+    at: int
+    """Where in the window."""
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A run of one file's bytes."""
+
+    file: str
+    start: int
+    nbytes: int
+    pieces: tuple[Piece, ...]
+
+
+def cut(tensors: Sequence[TensorAt], window_bytes: int = WINDOW_BYTES) -> tuple[Window, ...]:
+    """The windows that bring all of these tensors, in the order of the files' bytes. No element is cut in two."""
+    order = sorted(
+        (position for position, tensor in enumerate(tensors) if tensor.nbytes),
+        key=lambda position: (tensors[position].file, tensors[position].start),
+    )
+    windows: list[Window] = []
+    for file, positions in groupby(order, key=lambda position: tensors[position].file):
+        for near in _near_each_other(tensors, list(positions)):
+            windows += _windows_of(file, tensors, near, window_bytes)
+    return tuple(windows)
+
+
+def parts(nbytes: int, readers: int) -> list[range]:
+    """A window's bytes, one run a reader; runs start at pages, and those of the last readers may be empty."""
+    width = max(-(-nbytes // readers), LEAST_PART_BYTES)
+    width = -(-width // _PAGE) * _PAGE
+    return [range(min(at * width, nbytes), min((at + 1) * width, nbytes)) for at in range(readers)]
+
+
+def _near_each_other(tensors: Sequence[TensorAt], positions: list[int]) -> Iterator[list[int]]:
+    """Runs of tensors without a large gap between them."""
+    near: list[int] = []
+    stop = 0
+    for position in positions:
+        tensor = tensors[position]
+        if near and tensor.start - stop > READ_THROUGH_BYTES:
+            yield near
+            near = []
+        near.append(position)
+        stop = max(stop, tensor.start + tensor.nbytes)
+    yield near
+
+
+def _windows_of(
+    file: str, tensors: Sequence[TensorAt], positions: list[int], window_bytes: int
+) -> Iterator[Window]:
+    start = tensors[positions[0]].start
+    last = max(tensors[position].start + tensors[position].nbytes for position in positions)
+    while start < last:
+        stop = min(start + window_bytes, last)
+        here = [p for p in positions if tensors[p].start < stop]
+        for position in here:
+            tensor = tensors[position]
+            if stop < tensor.start + tensor.nbytes:
+                stop -= (stop - tensor.start) % tensor.dtype.itemsize
+        pieces = []
+        for position in here:
+            tensor = tensors[position]
+            first, end = max(tensor.start, start), min(tensor.start + tensor.nbytes, stop)
+            if first < end:
+                pieces.append(Piece(position, first - tensor.start, first - start, end - first))
+        yield Window(file, start, stop - start, tuple(pieces))
+        positions = [p for p in positions if tensors[p].start + tensors[p].nbytes > stop]
+        start = stop
