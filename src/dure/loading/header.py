@@ -76,7 +76,8 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant)
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_constant)
+"""Each key once, and no NaN."""
 
 
 class Readable(Protocol):
@@ -225,7 +226,7 @@ def _entries(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _decode(text: str, file: str) -> Any:
     """JSON of a piece that a pattern above let through, so neither deep nor large when read."""
     try:
-        value = _JSON.decode(text)
+        value = STRICT_JSON.decode(text)
         if isinstance(value, str):
             value.encode()  # half of a surrogate pair is no character, and could not even be printed
     except ValueError as error:
