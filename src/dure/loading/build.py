@@ -1,0 +1,163 @@
+"""The model that weights are loaded into: built without memory for its parameters where the file has them all.
+
+Parameters are first made on the meta device: nothing is drawn at random and no memory is touched, only to be
+overwritten. Buffers are made for real, as some are in no file. When the file covers every parameter, they get one
+private piece of memory, which the windows fill. Else the model is built again, for real, from the same seed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from dure.errors import DureError
+from dure.loading.mapping import PREFIXES, Match, Wanted, match
+from dure.loading.source import Source
+
+_LINE = 64
+"""Tensors start at multiples of this: a cache line, and what torch's own allocator gives."""
+
+Make = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model with memory for every tensor, and what of the source belongs where."""
+
+    module: nn.Module
+    match: Match
+    tensors: Mapping[str, torch.Tensor]
+    """All parameters and buffers by name; two names of a tied weight have one tensor."""
+    how: str
+    """In words: whether its parameters were drawn from the seed first, and why."""
+
+
+def build(make: Make | nn.Module, source: Source, *, strict: bool) -> Built:
+    """Build the model, or take one that is built, and find out what the source has for it."""
+    if isinstance(make, nn.Module):
+        return _ready(make, source, strict, "built before")
+    drawn = _RandomState()
+    try:
+        with _parameters_without_memory():
+            module = make()
+        why_not = ""
+    except DureError:
+        raise
+    except Exception as error:
+        why_not = f"its factory needs the values of parameters ({type(error).__name__})"
+    if not why_not:
+        found = match(source, wanted(module, source), strict=strict)
+        why_not = _left_empty(module, found)
+        if not why_not:
+            _give_memory(module)
+            return Built(module, found, named_tensors(module), "built without drawing weights")
+    drawn.restore()
+    return _ready(make(), source, strict, f"built from the seed first: {why_not}")
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, by every name they have."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def wanted(module: nn.Module, source: Source) -> Wanted:
+    """What a file of this model should have: parameters and lasting buffers.
+
+    Of a tied weight's names those count that the source has; one will do.
+    """
+    offered = {tensor.name for tensor in source.tensors}
+    for prefix in PREFIXES:
+        offered |= {name.removeprefix(prefix) for name in offered}
+    tensors = named_tensors(module)
+    lasting = [name for name in module.state_dict() if name in tensors]
+    names_of: dict[int, list[str]] = {}
+    for name in lasting:
+        names_of.setdefault(id(tensors[name]), []).append(name)
+    chosen = {
+        name for names in names_of.values() for name in ([n for n in names if n in offered] or names[:1])
+    }
+    return {name: (tuple(tensors[name].shape), tensors[name].dtype) for name in lasting if name in chosen}
+
+
+def _ready(module: nn.Module, source: Source, strict: bool, how: str) -> Built:
+    found = match(source, wanted(module, source), strict=strict)
+    return Built(module, found, named_tensors(module), how)
+
+
+def _left_empty(module: nn.Module, found: Match) -> str:
+    """Why the file alone does not make this model; empty when it does."""
+    tensors = named_tensors(module)
+    filled = {id(tensors[name]) for _, name in found.pairs}
+    for name, tensor in tensors.items():
+        if tensor.is_meta and id(tensor) not in filled:
+            return f"{name} is not in the file"
+    return ""
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Within `with`, new parameters of any module are shapes without values."""
+
+    def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        # A class of its own (a lazy parameter, a quantised one) may not survive it.
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            return None
+        made = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        vars(made).update(vars(parameter))
+        return made
+
+    hook = register_module_parameter_registration_hook(to_meta)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _give_memory(module: nn.Module) -> None:
+    """Memory of their own for all tensors without: one private mapping, cut; whoever holds one keeps it."""
+    empty = [tensor for tensor in module.parameters() if tensor.is_meta]
+    # Anonymous and private: a write is nobody else's, and pages come zeroed, when first touched.
+    nbytes = sum(_lines(tensor.nbytes) for tensor in empty)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=flags)
+    start = 0
+    for tensor in empty:
+        if tensor.is_contiguous() and tensor.numel():
+            flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+            values = flat.view(tensor.shape)
+        else:
+            values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        start += _lines(tensor.nbytes)
+        made = nn.Parameter(values, requires_grad=tensor.requires_grad)
+        vars(made).update(vars(tensor))
+        torch.utils.swap_tensors(tensor, made)
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
+
+
+class _RandomState:
+    """The global generators as they stand now."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._numpy = numpy.random.get_state()
+        self._python = random.getstate()
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self._torch)
+        numpy.random.set_state(self._numpy)
+        random.setstate(self._python)
