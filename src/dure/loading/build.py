@@ -7,7 +7,6 @@ private piece of memory, which the windows fill. Else the model is built again, 
 
 from __future__ import annotations
 
-import mmap
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +19,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dure.errors import DureError
 from dure.loading.mapping import PREFIXES, Match, Wanted, match
+from dure.loading.memory import FreshMemory, room_for
 from dure.loading.source import Source
-
-_LINE = 64
-"""Tensors start at multiples of this: a cache line, and what torch's own allocator gives."""
 
 Make = Callable[[], nn.Module]
 
@@ -38,6 +35,8 @@ class Built:
     """All parameters and buffers by name; two names of a tied weight have one tensor."""
     how: str
     """In words: whether its parameters were drawn from the seed first, and why."""
+    fresh: FreshMemory | None = None
+    """The memory of its parameters, if nothing has touched it yet."""
 
 
 def build(make: Make | nn.Module, source: Source, *, strict: bool) -> Built:
@@ -57,8 +56,8 @@ def build(make: Make | nn.Module, source: Source, *, strict: bool) -> Built:
         found = match(source, wanted(module, source), strict=strict)
         why_not = _left_empty(module, found)
         if not why_not:
-            _give_memory(module)
-            return Built(module, found, named_tensors(module), "built without drawing weights")
+            memory = _give_memory(module, found)
+            return Built(module, found, named_tensors(module), "built without drawing weights", memory)
     drawn.restore()
     return _ready(make(), source, strict, f"built from the seed first: {why_not}")
 
@@ -124,28 +123,19 @@ def _parameters_without_memory() -> Iterator[None]:
         hook.remove()
 
 
-def _give_memory(module: nn.Module) -> None:
-    """Memory of their own for all tensors without: one private mapping, cut; whoever holds one keeps it."""
-    empty = [tensor for tensor in module.parameters() if tensor.is_meta]
-    # Anonymous and private: a write is nobody else's, and pages come zeroed, when first touched.
-    nbytes = sum(_lines(tensor.nbytes) for tensor in empty)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=flags)
-    start = 0
-    for tensor in empty:
-        if tensor.is_contiguous() and tensor.numel():
-            flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-            values = flat.view(tensor.shape)
-        else:
-            values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        start += _lines(tensor.nbytes)
-        made = nn.Parameter(values, requires_grad=tensor.requires_grad)
+def _give_memory(module: nn.Module, found: Match) -> FreshMemory:
+    """Memory of their own for all tensors without any; whoever holds such a tensor keeps it.
+
+    They lie in the order of the files' bytes, so that a window fills one run of it.
+    """
+    tensors = named_tensors(module)
+    empty = {id(tensors[name]): tensors[name] for _, name in found.pairs if tensors[name].is_meta}
+    memory = FreshMemory(sum(room_for(tensor) for tensor in empty.values()))
+    for tensor in empty.values():
+        made = nn.Parameter(memory.tensor_like(tensor), requires_grad=tensor.requires_grad)
         vars(made).update(vars(tensor))
         torch.utils.swap_tensors(tensor, made)
-
-
-def _lines(nbytes: int) -> int:
-    return -(-nbytes // _LINE) * _LINE
+    return memory
 
 
 class _RandomState:

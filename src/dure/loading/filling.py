@@ -10,10 +10,11 @@ import xxhash
 
 from dure.fingerprint import raw_bytes
 from dure.loading.header import TensorAt
+from dure.loading.memory import FreshMemory
 from dure.loading.windows import Window
 
 CHUNK_BYTES = 512 * 1024
-"""Copied, then hashed, at a time: small enough to stay in a core's cache."""
+"""Fetched, copied and hashed at a time: small enough to stay in a core's cache."""
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Target:
     """In the model."""
     tensor: torch.Tensor
     source: TensorAt
+    fresh: FreshMemory | None = None
     digest: xxhash.xxh3_64 = field(default_factory=xxhash.xxh3_64)
 
     def __post_init__(self) -> None:
@@ -35,6 +37,7 @@ class Target:
         self._converts = self.source.dtype != tensor.dtype
         self._bytes = self._flat.view(torch.uint8) if self._flat.numel() else self._flat
         self._raw = raw_bytes(self._whole)
+        self._address = self._whole.data_ptr()
         self._left = self.source.nbytes
 
     def take(self, start: int, came: torch.Tensor) -> None:
@@ -43,6 +46,8 @@ class Target:
         for at in range(0, came.numel(), CHUNK_BYTES):
             part = came[at : at + CHUNK_BYTES]
             first, count = (start + at) // itemsize, part.numel() // itemsize
+            if self.fresh is not None:
+                self.fresh.fetch(self._address + first * own, count * own)
             if self._converts:
                 # A view as another type must start at a multiple of its size; a copy does.
                 self._flat[first : first + count].copy_(part.clone().view(self.source.dtype))

@@ -144,7 +144,7 @@ def _read(
         if circle.everyone.rank == 0:
             read_into = _from_memory(store, source, [tensor.name for tensor in tensors], tensors)
     targets = [
-        Target(name, built.tensors[name], tensor)
+        Target(name, built.tensors[name], tensor, built.fresh)
         for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
     ]
     windows = cut(tensors)
