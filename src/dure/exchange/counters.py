@@ -7,19 +7,16 @@ wait sleeps on the counter it waits for, and looks now and then whether that cou
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy
 
 from dure.errors import PeerLost
 from dure.exchange.futex import Futex
-from dure.exchange.group import Group
-from dure.exchange.segment import Offer, Segment, map_offer
 
 _LINE = 64
 """Bytes between two ranks' counters: a cache line, so that waiting ranks do not disturb the others."""
@@ -29,28 +26,27 @@ _SPIN_SECONDS = 30e-6
 """How long a rank looks before it sleeps, where every rank has a core of its own."""
 
 
+def line_bytes(ranks: int) -> int:
+    """The room that the counters of so many ranks take."""
+    return _LINE * ranks
+
+
 class Counters:
     """All ranks' counters, at most 16 a rank. Each counter is counted by one thread."""
 
-    def __init__(self, group: Group, deadline_seconds: float, extra_bytes: int = 0) -> None:
-        """Make or map the lines, and so many bytes after them; `group` are the ranks of this node."""
-        self.rank = group.rank
-        self.size = group.size
+    def __init__(self, shared: mmap.mmap, rank: int, pids: Sequence[int], deadline_seconds: float) -> None:
+        """`shared` begins with the ranks' lines, zeroed; `pids` are the ranks' processes, in rank order."""
+        self.rank = rank
+        self.size = len(pids)
+        self._pids = pids
         self._deadline_seconds = deadline_seconds
-        self.lines_bytes = _LINE * self.size
-        self._own = Segment(self.lines_bytes + extra_bytes) if self.rank == 0 else None
-        offer = self._own.offer().as_list() if self._own is not None else []
-        told = group.gather(json.dumps([os.getpid(), offer]), "meeting in shared memory")
-        everyones = [json.loads(text) for text in told]
-        self._pids = [pid for pid, _ in everyones]
-        self.map: mmap.mmap = self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
-        lines = numpy.frombuffer(self.map, numpy.int32, self.lines_bytes // 4)
+        lines = numpy.frombuffer(shared, numpy.int32, line_bytes(self.size) // 4)
         self.values = lines.reshape(self.size, _LINE // 4)
         """By rank, then by counter."""
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        base = ctypes.addressof(ctypes.c_char.from_buffer(shared))
         self._lines = [base + _LINE * rank for rank in range(self.size)]
         self._futex = Futex()
-        self._lives = [os.pidfd_open(pid) for pid in self._pids]
+        self._lives = [os.pidfd_open(pid) for pid in pids]
         self._spins = len(os.sched_getaffinity(0)) >= self.size
 
     def set(self, counter: int, value: int) -> None:
@@ -99,8 +95,6 @@ class Counters:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Let go of the descriptors; the memory lives as long as somebody looks at it."""
+        """Let go of the descriptors."""
         for descriptor in self._lives:
             os.close(descriptor)
-        if self._own is not None:
-            self._own.close()

@@ -5,10 +5,15 @@ A meeting is over for a rank when every rank has come to as many as itself.
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
+
 import numpy
 
-from dure.exchange.counters import Counters
+from dure.exchange.counters import Counters, line_bytes
 from dure.exchange.group import Group
+from dure.exchange.segment import Offer, Segment, map_offer
 
 _CAME = 0
 
@@ -20,9 +25,16 @@ class Meeting:
         """Make or map the board; `group` are the ranks of this node, `numbers` the room of each."""
         self.rank = group.rank
         self.size = group.size
-        self._counters = Counters(group, deadline_seconds, 8 * numbers * self.size)
-        start = self._counters.lines_bytes
-        numbers_part = numpy.frombuffer(self._counters.map, numpy.float64, numbers * self.size, start)
+        start = line_bytes(self.size)
+        self._own = Segment(start + 8 * numbers * self.size) if self.rank == 0 else None
+        offer = self._own.offer().as_list() if self._own is not None else []
+        told = group.gather(json.dumps([os.getpid(), offer]), "meeting in shared memory")
+        everyones = [json.loads(text) for text in told]
+        shared: mmap.mmap = (
+            self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
+        )
+        self._counters = Counters(shared, self.rank, [pid for pid, _ in everyones], deadline_seconds)
+        numbers_part = numpy.frombuffer(shared, numpy.float64, numbers * self.size, start)
         self.board = numbers_part.reshape(self.size, numbers)
         """One row of numbers a rank; written before a meeting, read after it."""
         self._all_came = self._counters.values[:, _CAME]
@@ -40,3 +52,5 @@ class Meeting:
     def close(self) -> None:
         """Let go of the board's descriptors."""
         self._counters.close()
+        if self._own is not None:
+            self._own.close()

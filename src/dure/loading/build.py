@@ -39,27 +39,47 @@ class Built:
     """The memory of its parameters, if nothing has touched it yet."""
 
 
-def build(make: Make | nn.Module, source: Source, *, strict: bool) -> Built:
-    """Build the model, or take one that is built, and find out what the source has for it."""
-    if isinstance(make, nn.Module):
-        return _ready(make, source, strict, "built before")
-    drawn = _RandomState()
+@dataclass(frozen=True)
+class Sketch:
+    """A model whose parameters may be shapes without values, and the way to build it for real."""
+
+    make: Make
+    module: nn.Module | None
+    """None: it cannot be sketched."""
+    why: str
+    before: RandomState
+    """The global generators before the sketch was made."""
+
+
+def sketch(model: Make | nn.Module) -> Sketch:
+    """Build the model without values for its parameters; one that is built already is taken as it is."""
+    before = RandomState()
+    if isinstance(model, nn.Module):
+        return Sketch(lambda: model, model, "built before", before)
     try:
         with _parameters_without_memory():
-            module = make()
-        why_not = ""
+            return Sketch(model, model(), "built without drawing weights", before)
     except DureError:
         raise
     except Exception as error:
-        why_not = f"its factory needs the values of parameters ({type(error).__name__})"
-    if not why_not:
+        why = f"its factory needs the values of parameters ({type(error).__name__})"
+        return Sketch(model, None, why, before)
+
+
+def build(drawn: Sketch, source: Source, *, strict: bool) -> Built:
+    """Find out what the source has for the model, and have memory for every tensor of it."""
+    module, why = drawn.module, drawn.why
+    if module is not None:
         found = match(source, wanted(module, source), strict=strict)
-        why_not = _left_empty(module, found)
-        if not why_not:
-            memory = _give_memory(module, found)
-            return Built(module, found, named_tensors(module), "built without drawing weights", memory)
-    drawn.restore()
-    return _ready(make(), source, strict, f"built from the seed first: {why_not}")
+        empty = _left_empty(module, found)
+        if not empty:
+            fresh = _give_memory(module, found)
+            return Built(module, found, named_tensors(module), why, fresh)
+        why = f"{empty} is not in the file"
+    drawn.before.restore()
+    module = drawn.make()
+    found = match(source, wanted(module, source), strict=strict)
+    return Built(module, found, named_tensors(module), f"built from the seed first: {why}")
 
 
 def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -89,18 +109,13 @@ def wanted(module: nn.Module, source: Source) -> Wanted:
     return {name: (tuple(tensors[name].shape), tensors[name].dtype) for name in lasting if name in chosen}
 
 
-def _ready(module: nn.Module, source: Source, strict: bool, how: str) -> Built:
-    found = match(source, wanted(module, source), strict=strict)
-    return Built(module, found, named_tensors(module), how)
-
-
 def _left_empty(module: nn.Module, found: Match) -> str:
-    """Why the file alone does not make this model; empty when it does."""
+    """The first tensor that has no values, and none in the file; empty when there is none."""
     tensors = named_tensors(module)
     filled = {id(tensors[name]) for _, name in found.pairs}
     for name, tensor in tensors.items():
         if tensor.is_meta and id(tensor) not in filled:
-            return f"{name} is not in the file"
+            return name
     return ""
 
 
@@ -138,7 +153,7 @@ def _give_memory(module: nn.Module, found: Match) -> FreshMemory:
     return memory
 
 
-class _RandomState:
+class RandomState:
     """The global generators as they stand now."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,16 +17,18 @@ from typing import Literal
 import torch
 from torch import nn
 
-from dure.errors import ReplicasDiffer
-from dure.loading.build import Built, Make, build
+from dure.errors import ModelRefused, ReplicasDiffer
+from dure.exchange.segment import Segment
+from dure.fingerprint import raw_bytes
+from dure.loading.build import Built, Make, Sketch, build, sketch
+from dure.loading.circle import Circle, Seat, Standing, alone, each_alone, fetch_pages, joined, new_segment, shared_by
 from dure.loading.filling import Target, fill, fingerprint_of
 from dure.loading.header import TensorAt
 from dure.loading.pickled import load_pickled
-from dure.loading.relay import Circle, ReadInto, Relay, alone, without_shared_memory
+from dure.loading.relay import ReadInto, Relay
 from dure.loading.source import Source, open_source
 from dure.loading.together import together
-from dure.loading.windows import Window, cut
-from dure.fingerprint import raw_bytes
+from dure.loading.windows import cut
 from dure.storage import Store
 
 How = Literal["slices", "every-rank", "rank0"]
@@ -54,6 +57,23 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class FromSource:
+    """A model that only the source's own description can build, such as a Hugging Face folder's."""
+
+    factory: Callable[[Source], Make]
+
+
+class _Ours:
+    """What this rank has made so far; each stage adds to it."""
+
+    store: Store
+    sketch: Sketch
+    built: Built
+    segment: Segment | None = None
+    circle: Circle = None  # type: ignore[assignment]
+
+
 @dataclass
 class _Clock:
     seconds: dict[str, float] = field(default_factory=dict)
@@ -66,50 +86,60 @@ class _Clock:
 
 
 def load(
-    make: Make | nn.Module | Callable[[Source], Make],
+    model: Make | nn.Module | FromSource,
     opened: Callable[[], Store],
     path: str,
-    circle: Circle,
+    standing: Standing,
     *,
     how: How = "slices",
     strict: bool = True,
     progress: Progress | None = None,
-    from_source: bool = False,
 ) -> Loaded:
     """Load what is at `path` into the model. A collective: any rank's trouble is raised on all of them.
 
-    `opened` opens the storage, on every rank. With `from_source`, `make` is told what the files hold first, and
-    returns the factory.
+    `opened` opens the storage, on every rank.
     """
-    clock = _Clock()
-    everyone = circle.everyone
+    everyone, clock, ours = standing.everyone, _Clock(), _Ours()
+
+    def open_and_sketch() -> str:
+        ours.store = opened()
+        source = open_source(ours.store, path).to_json() if everyone.rank == 0 else None
+        if not isinstance(model, FromSource):
+            ours.sketch = sketch(model)
+        if standing.local_rank == 0:
+            ours.segment = new_segment()
+        offer = ours.segment.offer().as_list() if ours.segment is not None else []
+        return json.dumps([[standing.node, standing.local_rank, os.getpid(), offer], source])
+
+    def build_and_share() -> str:
+        if isinstance(model, FromSource):
+            ours.sketch = sketch(model.factory(source))
+        ours.built = build(ours.sketch, source, strict=strict)
+        with contextlib.suppress(OSError):
+            ours.circle = shared_by(standing, seats, ours.segment)
+        return json.dumps([ours.circle is not None, [name for _, name in ours.built.match.pairs]])
+
+    def read() -> str:
+        return fingerprint_of(_read(ours, source, how, progress))
+
     with clock.stage("open"):
-        stores: list[Store] = []
-
-        def open_it() -> str:
-            stores.append(opened())
-            return open_source(stores[0], path).to_json() if everyone.rank == 0 else ""
-
-        source = Source.from_json(together(everyone, "opening the weights", open_it)[0])
-        store = stores[0]
+        told = [json.loads(text) for text in together(everyone, "opening the weights", open_and_sketch)]
+        seats = [Seat(*seat) for seat, _ in told]
+        source = Source.from_json(told[0][1])
     with clock.stage("build"):
-        made: list[Built] = []
-
-        def build_it() -> str:
-            factory = make(source) if from_source else make  # type: ignore[call-arg, arg-type]
-            made.append(build(factory, source, strict=strict))  # type: ignore[arg-type]
-            return ""
-
-        together(everyone, "building the model", build_it)
-        built = made[0]
+        answers = [json.loads(text) for text in together(everyone, "building the model", build_and_share)]
+        _refuse_other_models([names for _, names in answers])
+        if how == "every-rank":
+            ours.circle = alone(standing.deadline_seconds)
+        elif not all(shares for shares, _ in answers):
+            ours.circle = each_alone(standing)
+        if ours.segment is not None:
+            ours.segment.close()
+        ours.circle = joined(ours.circle, standing)
     with clock.stage("read"):
-        targets: list[Target] = []
-
-        def read_it() -> str:
-            targets.extend(_read(built, source, store, circle, how, progress))
-            return fingerprint_of(targets)
-
-        found = together(everyone, "loading weights", read_it)
+        found = together(everyone, "loading weights", read)
+        ours.circle.close()
+    built, store = ours.built, ours.store
     odd = [str(rank) for rank, other in enumerate(found) if other != found[0]]
     if odd:
         raise ReplicasDiffer(
@@ -129,27 +159,25 @@ def load(
     )
 
 
-def _read(
-    built: Built, source: Source, store: Store, circle: Circle, how: How, progress: Progress | None
-) -> list[Target]:
+def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> list[Target]:
     """Fill the model's tensors."""
-    if how == "every-rank":
-        circle = alone(circle.deadline_seconds)
-    readers = range(circle.everyone.size) if how == "slices" else range(1)
+    built, store, circle = ours.built, ours.store, ours.circle
+    readers = range(circle.size) if how == "slices" else range(1)
     tensors = [tensor for tensor, _ in built.match.pairs]
     read_into: ReadInto = store.read_into
     if not source.sliceable:
         tensors = _one_after_the_other(tensors)
         readers = range(1)
-        if circle.everyone.rank == 0:
-            read_into = _from_memory(store, source, [tensor.name for tensor in tensors], tensors)
+        if circle.rank == 0:
+            read_into = _from_memory(store, source, tensors)
     targets = [
         Target(name, built.tensors[name], tensor, built.fresh)
         for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
     ]
     windows = cut(tensors)
     done, total = 0, sum(window.nbytes for window in windows)
-    with _relay(circle, windows, readers, read_into) as relay, torch.no_grad():
+    with Relay(circle, windows, readers, read_into) as relay, torch.no_grad():
+        fetch_pages(circle)  # while the first window is read
         for window, held in relay.arrivals():
             fill(targets, window, held)
             done += window.nbytes
@@ -158,16 +186,13 @@ def _read(
     return targets
 
 
-def _relay(circle: Circle, windows: tuple[Window, ...], readers: range, read_into: ReadInto) -> Relay:
-    """Through shared memory where all ranks of every node can have it."""
-    try:
-        relay = Relay(circle, windows, readers, read_into)
-        shared = True
-    except OSError:
-        shared = False
-    if all(json.loads(text) for text in circle.everyone.gather(json.dumps(shared), "sharing memory")):
-        return relay
-    return Relay(without_shared_memory(circle), windows, readers, read_into)
+def _refuse_other_models(names: list[list[str]]) -> None:
+    odd = [str(rank) for rank, other in enumerate(names) if other != names[0]]
+    if odd:
+        raise ModelRefused(
+            f"rank(s) {', '.join(odd)} built another model than rank 0; build it from the run's seed and the same "
+            "arguments alone (no clock, no process id, no rank)"
+        )
 
 
 def _one_after_the_other(tensors: list[TensorAt]) -> list[TensorAt]:
@@ -179,7 +204,7 @@ def _one_after_the_other(tensors: list[TensorAt]) -> list[TensorAt]:
     return placed
 
 
-def _from_memory(store: Store, source: Source, names: list[str], tensors: list[TensorAt]) -> ReadInto:
+def _from_memory(store: Store, source: Source, tensors: list[TensorAt]) -> ReadInto:
     """Reads of that file, from tensors that were read as a whole."""
     whole: dict[str, torch.Tensor] = {}
     for path, _ in source.files:
@@ -187,10 +212,10 @@ def _from_memory(store: Store, source: Source, names: list[str], tensors: list[T
 
     def read_into(file: str, start: int, into: memoryview) -> None:
         stop = start + len(into)
-        for name, tensor in zip(names, tensors, strict=True):
+        for tensor in tensors:
             first, end = max(start, tensor.start), min(stop, tensor.start + tensor.nbytes)
             if first < end:
-                held = raw_bytes(whole[name])[first - tensor.start : end - tensor.start]
+                held = raw_bytes(whole[tensor.name])[first - tensor.start : end - tensor.start]
                 into[first - start : end - start] = held
 
     return read_into

@@ -10,77 +10,23 @@ of one peer, and looks whether any rank is in trouble: nobody waits for a rank t
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
 
 from dure.errors import PeerLost
-from dure.exchange.counters import Counters
-from dure.exchange.group import Group, naming_the_wait
+from dure.exchange.group import naming_the_wait
+from dure.loading.circle import SLOT_BYTES, SLOTS, Circle
 from dure.loading.windows import Window, parts
 
-SLOTS = 3
-"""Windows in memory at a time: one is read, one comes from other nodes, one is copied."""
 _BROUGHT, _COPIED, _TROUBLE = range(3)
-_PAGE = 4096
 _WHAT = "loading weights"
 
 ReadInto = Callable[[str, int, memoryview], None]
 """File, first byte, where to: `Store.read_into`."""
-
-
-@dataclass(frozen=True)
-class Circle:
-    """The ranks that load together, and which of them share memory."""
-
-    everyone: Group
-    local: Group
-    """The ranks of this node."""
-    nodes: tuple[tuple[int, ...], ...]
-    """All ranks, node by node."""
-    between: dist.ProcessGroup | None
-    """For the bytes between nodes: all ranks, used by the reading threads alone."""
-    deadline_seconds: float
-
-    def receivers(self, reader: int) -> list[int]:
-        """Who fetches a reader's parts: one rank on each other node, at the reader's own place if there is one."""
-        own = next(ranks for ranks in self.nodes if reader in ranks)
-        place = own.index(reader)
-        return [ranks[place % len(ranks)] for ranks in self.nodes if ranks is not own]
-
-
-def alone(deadline_seconds: float) -> Circle:
-    """A rank that loads for itself."""
-    nobody = Group(None, 0, 1)
-    return Circle(nobody, nobody, ((0,),), None, deadline_seconds)
-
-
-def circle_of(everyone: Group, node: int, local_rank: int, deadline_seconds: float) -> Circle:
-    """All ranks, by node; a collective call."""
-    told = [json.loads(text) for text in everyone.gather(json.dumps([node, local_rank]), "finding nodes")]
-    by_node: dict[int, list[int]] = {}
-    for rank in sorted(range(everyone.size), key=lambda rank: told[rank]):
-        by_node.setdefault(told[rank][0], []).append(rank)
-    nodes = tuple(tuple(ranks) for ranks in by_node.values())
-    if len(nodes) == 1:
-        return Circle(everyone, everyone, nodes, None, deadline_seconds)
-    groups = {ranks: dist.new_group(list(ranks), backend="gloo") for ranks in nodes}
-    own = next(ranks for ranks in nodes if everyone.rank in ranks)
-    local = Group(groups[own], own.index(everyone.rank), len(own))
-    return Circle(everyone, local, nodes, dist.new_group(backend="gloo"), deadline_seconds)
-
-
-def without_shared_memory(circle: Circle) -> Circle:
-    """The same ranks, each as if it were a node of its own; a collective call."""
-    everyone = circle.everyone
-    nodes = tuple((rank,) for rank in range(everyone.size))
-    between = circle.between or dist.new_group(backend="gloo")
-    return Circle(everyone, Group(None, 0, 1), nodes, between, circle.deadline_seconds)
 
 
 class Relay:
@@ -89,19 +35,16 @@ class Relay:
     def __init__(
         self, circle: Circle, windows: Sequence[Window], readers: Sequence[int], read_into: ReadInto
     ) -> None:
-        """`readers` are the ranks that read. Raises OSError where memory cannot be shared."""
+        """`readers` are the ranks that read."""
         self._circle = circle
         self._windows = windows
         self._read_into = read_into
-        self._rank = circle.everyone.rank
+        self._rank = circle.rank
         self._readers = list(readers)
-        self._slot_bytes = -(-max((w.nbytes for w in windows), default=1) // _PAGE) * _PAGE
-        self._counters = Counters(circle.local, circle.deadline_seconds, _PAGE + SLOTS * self._slot_bytes)
-        first = -(-self._counters.lines_bytes // _PAGE) * _PAGE
-        self._first = first
-        whole = torch.frombuffer(self._counters.map, dtype=torch.uint8)
+        self._counters = circle.counters
         self._slots = [
-            whole[first + at * self._slot_bytes :][: self._slot_bytes] for at in range(SLOTS)
+            torch.frombuffer(circle.shared, dtype=torch.uint8, count=SLOT_BYTES, offset=at)
+            for at in map(circle.slot, range(SLOTS))
         ]
         self._sends_to = circle.receivers(self._rank) if self._rank in self._readers else []
         self._fetches = [r for r in self._readers if self._rank in circle.receivers(r)]
@@ -128,7 +71,6 @@ class Relay:
             return
         if self._thread is not None:
             self._thread.join()
-        self._counters.close()
 
     def arrivals(self) -> Iterator[tuple[Window, torch.Tensor]]:
         """Each window with its bytes, to be copied before the next is asked for."""
@@ -160,8 +102,8 @@ class Relay:
         window = self._windows[index]
         part = parts(window.nbytes, len(self._readers))[self._readers.index(self._rank)]
         if part:
-            at = self._first + index % SLOTS * self._slot_bytes
-            into = memoryview(self._counters.map)[at + part.start : at + part.stop]
+            at = self._circle.slot(index % SLOTS)
+            into = memoryview(self._circle.shared)[at + part.start : at + part.stop]
             self._read_into(window.file, window.start + part.start, into)
 
     def _finish(self, index: int) -> None:
