@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy
+import numpy.typing
 import torch
 import xxhash
 
@@ -12,6 +14,8 @@ from dure.fingerprint import raw_bytes
 from dure.loading.header import TensorAt
 from dure.loading.memory import FreshMemory
 from dure.loading.windows import Window
+
+Bytes = numpy.typing.NDArray[numpy.uint8]
 
 CHUNK_BYTES = 512 * 1024
 """Fetched, copied and hashed at a time: small enough to stay in a core's cache."""
@@ -33,33 +37,34 @@ class Target:
         self._direct = tensor.is_contiguous() and tensor.device.type == "cpu"
         # A tensor with strides of its own, or on a device, is put together beside it.
         self._whole = tensor if self._direct else torch.empty(tensor.shape, dtype=tensor.dtype)
-        self._flat = self._whole.view(-1)
         self._converts = self.source.dtype != tensor.dtype
-        self._bytes = self._flat.view(torch.uint8) if self._flat.numel() else self._flat
-        self._raw = raw_bytes(self._whole)
+        # numpy, as it takes slices ten times faster than torch, and lets other threads run while it copies.
+        self._bytes = numpy.frombuffer(raw_bytes(self._whole), numpy.uint8)
         self._address = self._whole.data_ptr()
         self._left = self.source.nbytes
 
-    def take(self, start: int, came: torch.Tensor) -> None:
+    def take(self, start: int, came: Bytes) -> None:
         """Take over the bytes of the source's tensor from `start` on."""
         itemsize, own = self.source.dtype.itemsize, self._whole.dtype.itemsize
-        for at in range(0, came.numel(), CHUNK_BYTES):
+        for at in range(0, len(came), CHUNK_BYTES):
             part = came[at : at + CHUNK_BYTES]
-            first, count = (start + at) // itemsize, part.numel() // itemsize
+            first, count = (start + at) // itemsize, len(part) // itemsize
+            into = self._bytes[first * own : (first + count) * own]
             if self.fresh is not None:
-                self.fresh.fetch(self._address + first * own, count * own)
+                self.fresh.fetch(self._address + first * own, len(into))
             if self._converts:
                 # A view as another type must start at a multiple of its size; a copy does.
-                self._flat[first : first + count].copy_(part.clone().view(self.source.dtype))
+                values = torch.from_numpy(part.copy()).view(self.source.dtype)
+                self._whole.view(-1)[first : first + count].copy_(values)
             else:
-                self._bytes[start + at : start + at + part.numel()].copy_(part)
-            self.digest.update(self._raw[first * own : (first + count) * own])
-        self._left -= came.numel()
+                numpy.copyto(into, part)
+            self.digest.update(into)
+        self._left -= len(came)
         if not self._left and not self._direct:
             self.tensor.detach().copy_(self._whole)
 
 
-def fill(targets: Sequence[Target], window: Window, held: torch.Tensor) -> None:
+def fill(targets: Sequence[Target], window: Window, held: Bytes) -> None:
     """Hand a window's pieces to their tensors."""
     for piece in window.pieces:
         targets[piece.tensor].take(piece.start, held[piece.at : piece.at + piece.nbytes])

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from dure.errors import PeerLost
 from dure.exchange.group import naming_the_wait
 from dure.loading.circle import SLOT_BYTES, SLOTS, Circle
+from dure.loading.filling import Bytes
 from dure.loading.windows import Window, parts
 
 _BROUGHT, _COPIED, _TROUBLE = range(3)
@@ -72,11 +73,11 @@ class Relay:
         if self._thread is not None:
             self._thread.join()
 
-    def arrivals(self) -> Iterator[tuple[Window, torch.Tensor]]:
+    def arrivals(self) -> Iterator[tuple[Window, Bytes]]:
         """Each window with its bytes, to be copied before the next is asked for."""
         for index, window in enumerate(self._windows):
             self._wait_for_all(_BROUGHT, index + 1)
-            yield window, self._slots[index % SLOTS]
+            yield window, self._slots[index % SLOTS].numpy()
             self._counters.set(_COPIED, index + 1)
 
     def _bring_all(self) -> None:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from dure.loading.header import TensorAt
 
-WINDOW_BYTES = 8 * 2**20
+WINDOW_BYTES = 16 * 2**20
 """Read, handed round and copied at a time."""
 READ_THROUGH_BYTES = 256 * 1024
 """Bytes between two wanted tensors that are read with them: cheaper than asking twice."""
