@@ -95,6 +95,21 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class StorageUsed(Event):
+    """This rank read shared storage. No such event: it never did."""
+
+    kind = "storage"
+    rank: int
+    location: str
+    what: str
+    """What was read: "weights"."""
+    requests: int
+    bytes: int
+    seconds: float
+    """Spent waiting for the storage."""
+
+
+@dataclass(frozen=True)
 class Noted(Event):
     """Something the user should know."""
 
@@ -178,7 +193,7 @@ def encode(event: Event, at: float) -> str:
 
 
 _KINDS: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (TeamFormed, Stepped, Proved, Evaluated, Noted, Ended)
+    kind.kind: kind for kind in (TeamFormed, Stepped, Proved, Evaluated, StorageUsed, Noted, Ended)
 }
 
 

@@ -1,10 +1,8 @@
-"""Processes and ports of a cluster on this machine: find its own, end them by id, leave others alone."""
+"""Processes of a cluster on this machine: find its own, end them by id, leave others alone."""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -45,22 +43,3 @@ def end_daemons(daemons: Sequence[subprocess.Popen[bytes]], deadline_seconds: fl
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now, on all addresses.
-
-    They lie below the range from which the kernel serves port 0 and outgoing connections, so that nobody
-    takes one by chance between this look and the daemon's start.
-    """
-    free: list[int] = []
-    for port in random.Random().sample(range(30000, 32768), 200):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        free.append(port)
-        if len(free) == count:
-            return free
-    raise OSError(f"fewer than {count} of 200 ports from 30000 to 32767 are free")

@@ -24,7 +24,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import psutil  # type: ignore[import-untyped]
-from processes import end_daemons, find, free_ports, kill_with_children
+from processes import end_daemons, find, kill_with_children
+
+from dure.bench.ports import free_ports
 
 Found = TypeVar("Found")
 

@@ -30,6 +30,7 @@ def test_events_come_back_as_they_were(tmp_path):
         *map(stepped, range(5)),
         events.Proved(4, "f00", True),
         events.Evaluated(4, {"accuracy": 1.0}, 50, 100, "00"),
+        events.StorageUsed(0, "s3://bucket/job", "weights", 12, 1 << 33, 0.25),
         events.Noted("hello"),
         events.Ended(5, "f00", "sha"),
     ]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from dure.errors import UsageError
+from dure.storage.bucket import BucketStore
 from dure.storage.folder import FolderStore
 from dure.storage.layout import EVERYTHING, NOTHING, Layout
 from dure.storage.protocol import Store
@@ -22,4 +23,6 @@ def open_store(location: str | Path, *, read_only: bool = False, layout: Layout 
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", text)
     if scheme is None:
         return FolderStore(text, rights)
+    if scheme[1] == "s3":
+        return BucketStore(text, rights)
     raise UsageError(f"{text}: storage is a folder or s3://bucket/prefix; {scheme[1]}:// is neither")
