@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from pretrained import bert_folder, loaded
 from torch import nn
 from torch.nn import functional as F
 
@@ -91,7 +92,9 @@ def one_thread():
 
 
 def test_every_example_is_known_here():
-    assert sorted(path.stem for path in EXAMPLES.glob("*.toml")) == ["cats", *OWN_CODE]
+    assert sorted(path.stem for path in EXAMPLES.glob("*.toml")) == sorted(
+        ["cats", "finetune_bert", *OWN_CODE]
+    )
 
 
 def test_every_example_fits_on_a_screen_or_two():
@@ -210,3 +213,33 @@ def test_cnn_batchnorm_learns_though_its_last_batch_leaves_shards_empty():
     pictures, labels = example.build("eval").tensors
     right = (model.eval()(pictures).argmax(1) == labels).float().mean()
     assert right > 0.9
+
+
+def test_finetune_bert_reads_every_word_and_learns_from_the_pretrained_weights(tmp_path):
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    bert_folder()
+    example = Example("finetune_bert")
+    folder = str(example.code.prepare(tmp_path))
+    assert folder == str(tmp_path / example.job["model"]["weights"])
+    arguments = example.job["data"]["args"] | {"folder": folder}
+    data, again = example.code.reviews(**arguments), example.code.reviews(**arguments)
+    inputs, labels = torch.utils.data.default_collate([data[place] for place in range(len(data))])
+    assert torch.equal(inputs["input_ids"], again[:][0]["input_ids"])
+    assert not (inputs["input_ids"] == 100).any()  # [UNK]
+    assert (inputs["attention_mask"][:, -1] == 0).all()  # nothing is cut off
+    assert 0.4 < labels.float().mean() < 0.6
+    torch.manual_seed(0)
+    model, found = loaded(Path(folder), strict=example.job["model"]["strict"], **example.job["model"]["args"])
+    assert found.missing == ("classifier.weight", "classifier.bias")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=example.job["train"]["lr"])
+    losses = []
+    for _ in range(6):  # the same 16 reviews again and again
+        output = model(**{name: tensor[:16] for name, tensor in inputs.items()})
+        total, count = example.loss(output, labels[:16])
+        optimizer.zero_grad()
+        (total / count).backward()
+        optimizer.step()
+        losses.append(float((total / count).detach()))
+    assert losses[-1] < losses[0] - 0.1
+    good, of = example.code.right(output, labels[:16])
+    assert (of, good > 8) == (16.0, True)

@@ -30,9 +30,7 @@ class Meeting:
         offer = self._own.offer().as_list() if self._own is not None else []
         told = group.gather(json.dumps([os.getpid(), offer]), "meeting in shared memory")
         everyones = [json.loads(text) for text in told]
-        shared: mmap.mmap = (
-            self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
-        )
+        shared: mmap.mmap = self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
         self._counters = Counters(shared, self.rank, [pid for pid, _ in everyones], deadline_seconds)
         numbers_part = numpy.frombuffer(shared, numpy.float64, numbers * self.size, start)
         self.board = numbers_part.reshape(self.size, numbers)

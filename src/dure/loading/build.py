@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -18,7 +19,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dure.errors import DureError
-from dure.loading.mapping import PREFIXES, Match, Wanted, match
+from dure.loading import huggingface
+from dure.loading.huggingface import naming_of
+from dure.loading.mapping import Match, match, wanted_of
 from dure.loading.memory import FreshMemory, room_for
 from dure.loading.source import Source
 
@@ -49,6 +52,8 @@ class Sketch:
     why: str
     before: RandomState
     """The global generators before the sketch was made."""
+    initialise_rest: Callable[[nn.Module], object] | None = None
+    """Gives memory and first values to all that no file brings; without it such a model is built again."""
 
 
 def sketch(model: Make | nn.Module) -> Sketch:
@@ -66,19 +71,33 @@ def sketch(model: Make | nn.Module) -> Sketch:
         return Sketch(model, None, why, before)
 
 
+def sketch_of_folder(source: Source, arguments: Mapping[str, Any]) -> Sketch:
+    """The model that a Hugging Face folder's config.json describes, as from_pretrained would build it."""
+    before = RandomState()
+
+    def make() -> nn.Module:
+        return huggingface.build(source, arguments)
+
+    why = "built from config.json; what the file does not have is drawn from the seed"
+    return Sketch(make, make(), why, before, huggingface.initialise_rest)
+
+
 def build(drawn: Sketch, source: Source, *, strict: bool) -> Built:
     """Find out what the source has for the model, and have memory for every tensor of it."""
     module, why = drawn.module, drawn.why
     if module is not None:
-        found = match(source, wanted(module, source), strict=strict)
+        found = _match(module, source, strict)
         empty = _left_empty(module, found)
-        if not empty:
+        if not empty or drawn.initialise_rest is not None:
             fresh = _give_memory(module, found)
+            if drawn.initialise_rest is not None:
+                drawn.before.restore()
+                drawn.initialise_rest(module)
             return Built(module, found, named_tensors(module), why, fresh)
         why = f"{empty} is not in the file"
     drawn.before.restore()
     module = drawn.make()
-    found = match(source, wanted(module, source), strict=strict)
+    found = _match(module, source, strict)
     return Built(module, found, named_tensors(module), f"built from the seed first: {why}")
 
 
@@ -90,23 +109,9 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def wanted(module: nn.Module, source: Source) -> Wanted:
-    """What a file of this model should have: parameters and lasting buffers.
-
-    Of a tied weight's names those count that the source has; one will do.
-    """
-    offered = {tensor.name for tensor in source.tensors}
-    for prefix in PREFIXES:
-        offered |= {name.removeprefix(prefix) for name in offered}
-    tensors = named_tensors(module)
-    lasting = [name for name in module.state_dict() if name in tensors]
-    names_of: dict[int, list[str]] = {}
-    for name in lasting:
-        names_of.setdefault(id(tensors[name]), []).append(name)
-    chosen = {
-        name for names in names_of.values() for name in ([n for n in names if n in offered] or names[:1])
-    }
-    return {name: (tuple(tensors[name].shape), tensors[name].dtype) for name in lasting if name in chosen}
+def _match(module: nn.Module, source: Source, strict: bool) -> Match:
+    wanted, ties = wanted_of(module)
+    return match(source, wanted, strict=strict, ties=ties, naming=naming_of(module))
 
 
 def _left_empty(module: nn.Module, found: Match) -> str:
@@ -147,7 +152,9 @@ def _give_memory(module: nn.Module, found: Match) -> FreshMemory:
     empty = {id(tensors[name]): tensors[name] for _, name in found.pairs if tensors[name].is_meta}
     memory = FreshMemory(sum(room_for(tensor) for tensor in empty.values()))
     for tensor in empty.values():
-        made = nn.Parameter(memory.tensor_like(tensor), requires_grad=tensor.requires_grad)
+        made = memory.tensor_like(tensor)
+        if isinstance(tensor, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=tensor.requires_grad)
         vars(made).update(vars(tensor))
         torch.utils.swap_tensors(tensor, made)
     return memory

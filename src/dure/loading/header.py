@@ -17,11 +17,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 
 from dure.errors import WeightsError
+from dure.storage import Store
 
 LONGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -80,26 +81,6 @@ STRICT_JSON = json.JSONDecoder(object_pairs_hook=_once_each, parse_constant=_no_
 """Each key once, and no NaN."""
 
 
-class Readable(Protocol):
-    """The part of a storage that opening weights needs."""
-
-    @property
-    def location(self) -> str:
-        """As a person wrote it."""
-
-    def size(self, path: str) -> int:
-        """Bytes of the file."""
-
-    def read(self, path: str, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start`."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
-
-    def names(self, folder: str) -> list[str]:
-        """What a folder holds, one level deep."""
-
-
 @dataclass(frozen=True, slots=True)
 class TensorAt:
     """One tensor, and where its bytes are."""
@@ -119,12 +100,12 @@ class TensorAt:
         return self.start + self.nbytes
 
 
-def place(store: Readable, path: str) -> str:
+def place(store: Store, path: str) -> str:
     """A file of the storage as people call it."""
     return f"{store.location.rstrip('/')}/{path}" if path else store.location
 
 
-def read_header(store: Readable, path: str) -> tuple[int, tuple[TensorAt, ...]]:
+def read_header(store: Store, path: str) -> tuple[int, tuple[TensorAt, ...]]:
     """A safetensors file's size and its tensors, in the order of their bytes. One or two small reads."""
     file, size = place(store, path), store.size(path)
     if size < 8:
@@ -227,11 +208,18 @@ def _decode(text: str, file: str) -> Any:
     """JSON of a piece that a pattern above let through, so neither deep nor large when read."""
     try:
         value = STRICT_JSON.decode(text)
-        if isinstance(value, str):
-            value.encode()  # half of a surrogate pair is no character, and could not even be printed
+        # Half of a surrogate pair is no character, and could not even be printed.
+        (value if isinstance(value, str) else "".join(_texts(value))).encode()
     except ValueError as error:
         _refuse(file, f"is no valid JSON in {said(text)} ({error})")
     return value
+
+
+def _texts(value: dict[str, Any]) -> Iterator[str]:
+    for key, inner in value.items():
+        yield key
+        if isinstance(inner, str):
+            yield inner
 
 
 def _check_metadata(metadata: dict[str, Any], file: str) -> None:

@@ -10,9 +10,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,8 +20,18 @@ from torch import nn
 from dure.errors import ModelRefused, ReplicasDiffer
 from dure.exchange.segment import Segment
 from dure.fingerprint import raw_bytes
-from dure.loading.build import Built, Make, Sketch, build, sketch
-from dure.loading.circle import Circle, Seat, Standing, alone, each_alone, fetch_pages, joined, new_segment, shared_by
+from dure.loading.build import Built, Make, Sketch, build, sketch, sketch_of_folder
+from dure.loading.circle import (
+    Circle,
+    Seat,
+    Standing,
+    alone,
+    each_alone,
+    fetch_pages,
+    joined,
+    new_segment,
+    shared_by,
+)
 from dure.loading.filling import Target, fill, fingerprint_of
 from dure.loading.header import TensorAt
 from dure.loading.pickled import load_pickled
@@ -58,10 +68,11 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class FromSource:
-    """A model that only the source's own description can build, such as a Hugging Face folder's."""
+class FromConfig:
+    """The model that a Hugging Face folder's own config.json describes."""
 
-    factory: Callable[[Source], Make]
+    arguments: Mapping[str, Any]
+    """What `from_pretrained` takes; `auto` names the class."""
 
 
 class _Ours:
@@ -86,7 +97,7 @@ class _Clock:
 
 
 def load(
-    model: Make | nn.Module | FromSource,
+    model: Make | nn.Module | FromConfig,
     opened: Callable[[], Store],
     path: str,
     standing: Standing,
@@ -104,7 +115,7 @@ def load(
     def open_and_sketch() -> str:
         ours.store = opened()
         source = open_source(ours.store, path).to_json() if everyone.rank == 0 else None
-        if not isinstance(model, FromSource):
+        if not isinstance(model, FromConfig):
             ours.sketch = sketch(model)
         if standing.local_rank == 0:
             ours.segment = new_segment()
@@ -112,8 +123,8 @@ def load(
         return json.dumps([[standing.node, standing.local_rank, os.getpid(), offer], source])
 
     def build_and_share() -> str:
-        if isinstance(model, FromSource):
-            ours.sketch = sketch(model.factory(source))
+        if isinstance(model, FromConfig):
+            ours.sketch = sketch_of_folder(source, model.arguments)
         ours.built = build(ours.sketch, source, strict=strict)
         with contextlib.suppress(OSError):
             ours.circle = shared_by(standing, seats, ours.segment)

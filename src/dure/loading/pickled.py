@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from dure.errors import DureError, WeightsError
-from dure.loading.header import DTYPES, Readable, TensorAt, place, said
+from dure.loading.header import DTYPES, TensorAt, place, said
+from dure.storage import Store
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
 """Keys that training scripts keep the weights under, beside an optimizer, an epoch and so on."""
@@ -31,7 +32,7 @@ _LOCAL_HEADER = 30
 _LARGEST_PICKLE = 256 * 1024 * 1024
 
 
-def read_pickled(store: Readable, path: str) -> tuple[int, tuple[TensorAt, ...]]:
+def read_pickled(store: Store, path: str) -> tuple[int, tuple[TensorAt, ...]]:
     """The file's size and its tensors, from a few small reads; the whole file if it is of the old form."""
     file, size = place(store, path), store.size(path)
     if store.read(path, 0, min(size, 4)) != b"PK\x03\x04":
@@ -47,7 +48,7 @@ def read_pickled(store: Readable, path: str) -> tuple[int, tuple[TensorAt, ...]]
     return size, tuple(sorted(found, key=lambda tensor: (tensor.start, tensor.end)))
 
 
-def load_pickled(store: Readable, path: str) -> dict[str, torch.Tensor]:
+def load_pickled(store: Store, path: str) -> dict[str, torch.Tensor]:
     """All tensors of the file, read as a whole, once."""
     file = place(store, path)
     content = io.BytesIO(store.read(path, 0, store.size(path)))
@@ -57,7 +58,7 @@ def load_pickled(store: Readable, path: str) -> dict[str, torch.Tensor]:
 class _Window(io.RawIOBase):
     """A file of the storage as Python's zipfile and torch want one; small reads come in blocks, kept."""
 
-    def __init__(self, store: Readable, path: str, size: int) -> None:
+    def __init__(self, store: Store, path: str, size: int) -> None:
         super().__init__()
         self._size = size
         self._at = 0

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 
 from dure.errors import WeightsError
-from dure.loading.header import LONGEST_HEADER, STRICT_JSON, Readable, TensorAt, place, read_header, said
+from dure.loading.header import LONGEST_HEADER, STRICT_JSON, TensorAt, place, read_header, said
 from dure.loading.pickled import NO_PLACE, read_pickled
+from dure.storage import Store
 
 Kind = Literal["safetensors", "index", "huggingface", "pickled"]
 
@@ -75,7 +76,7 @@ class Source:
         return cls(told["kind"], files, tensors, told["config"])
 
 
-def open_source(store: Readable, path: str) -> Source:
+def open_source(store: Store, path: str) -> Source:
     """Read the headers of what is at `path`, and refuse what cannot be true.
 
     A .safetensors file, an index of several (….index.json), a .pth, .pt or .bin file, or a folder as Hugging Face
@@ -90,11 +91,11 @@ def open_source(store: Readable, path: str) -> Source:
     return _open_folder(store, "" if path == "." else path)
 
 
-def _read_file(store: Readable, path: str) -> tuple[int, tuple[TensorAt, ...]]:
+def _read_file(store: Store, path: str) -> tuple[int, tuple[TensorAt, ...]]:
     return (read_header if path.endswith(".safetensors") else read_pickled)(store, path)
 
 
-def _open_folder(store: Readable, folder: str) -> Source:
+def _open_folder(store: Store, folder: str) -> Source:
     names = store.names(folder)
     called = place(store, folder)
     chosen = next((name for name in IN_A_FOLDER if name in names), None)
@@ -111,7 +112,7 @@ def _open_folder(store: Readable, folder: str) -> Source:
     return replace(weights, kind="huggingface", config=config)
 
 
-def _open_index(store: Readable, path: str) -> Source:
+def _open_index(store: Store, path: str) -> Source:
     """Several files, and a table that says which tensor is in which."""
     called, folder = place(store, path), path.rpartition("/")[0]
     table = _read_json(store, path).get("weight_map")
@@ -156,7 +157,7 @@ def _refuse_other_names(told: set[str], inside: set[str], file: str, index: str)
             )
 
 
-def _read_json(store: Readable, path: str) -> dict[str, Any]:
+def _read_json(store: Store, path: str) -> dict[str, Any]:
     called, size = place(store, path), store.size(path)
     if size > LONGEST_HEADER:
         raise WeightsError(f"{called} is {size:,} bytes long; such a file has {LONGEST_HEADER:,} at most")
