@@ -136,7 +136,7 @@ def _parameters_without_memory() -> Iterator[None]:
         vars(made).update(vars(parameter))
         return made
 
-    hook = register_module_parameter_registration_hook(to_meta)
+    hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
         yield
     finally:

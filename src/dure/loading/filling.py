@@ -58,7 +58,7 @@ class Target:
                 self._whole.view(-1)[first : first + count].copy_(values)
             else:
                 numpy.copyto(into, part)
-            self.digest.update(into)
+            self.digest.update(into.data)
         self._left -= len(came)
         if not self._left and not self._direct:
             self.tensor.detach().copy_(self._whole)

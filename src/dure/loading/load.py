@@ -64,7 +64,12 @@ class Loaded:
     """What this rank asked of the storage."""
     seconds: dict[str, float]
     """By stage: open, build, read (until the last window is copied), verify."""
-    notes: tuple[str, ...] = ()
+    built: str
+    """How the model was built, and why so."""
+    location: str
+    """The storage that was read."""
+    config: Mapping[str, Any] | None
+    """A Hugging Face folder's config.json."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,9 @@ def load(
         unexpected=built.match.unexpected,
         access=store.access.as_dict(),
         seconds=clock.seconds,
-        notes=(built.how,),
+        built=built.how,
+        location=store.location,
+        config=source.config,
     )
 
 

@@ -37,10 +37,8 @@ def raise_first(everyones: list[list[str]], own: Exception | None) -> None:
     _, rank = min(in_trouble)
     kind, words, _ = everyones[rank]
     known = getattr(errors, kind, None)
-    is_ours = (
-        isinstance(known, type) and issubclass(known, DureError) and known.__init__ is DureError.__init__
-    )
-    raise (known if is_ours else DureError)(f"rank {rank}: {words}") from own
+    ours = known if isinstance(known, type) and issubclass(known, DureError) else DureError
+    raise ours(f"rank {rank}: {words}") from own
 
 
 def _kind(trouble: Exception | None) -> str:
