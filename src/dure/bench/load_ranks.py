@@ -127,10 +127,12 @@ def measure(task: Task) -> dict[str, RankFigures]:
         every: dict[str, Contender] = {FLOOR: partial(_floor, nbytes), **contenders}
         figures = {name: RankFigures() for name in every}
         for turn in range(task.rounds + 1):
-            for name, contender in every.items():
+            # Nobody always comes after the same one: what that one left behind is not the same for all.
+            order = [*every][turn % len(every) :] + [*every][: turn % len(every)]
+            for name in order:
                 team.pulse.beat(turn, Phase.LOADING)
                 keeps = turn > 0 or task.rounds == 0
-                _time_one(contender, team, figures[name] if keeps else RankFigures(), nbytes, name != FLOOR)
+                _time_one(every[name], team, figures[name] if keeps else RankFigures(), nbytes, name != FLOOR)
         return figures
 
 

@@ -56,11 +56,13 @@ class Sketch:
     """Gives memory and first values to all that no file brings; without it such a model is built again."""
 
 
-def sketch(model: Make | nn.Module) -> Sketch:
+def sketch(model: Make | nn.Module, *, for_real: bool = False) -> Sketch:
     """Build the model without values for its parameters; one that is built already is taken as it is."""
     before = RandomState()
     if isinstance(model, nn.Module):
         return Sketch(lambda: model, model, "built before", before)
+    if for_real:
+        return Sketch(model, model(), "built from the seed first", before)
     try:
         with _parameters_without_memory():
             return Sketch(model, model(), "built without drawing weights", before)

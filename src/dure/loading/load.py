@@ -1,7 +1,8 @@
 """Weights from storage into the model of every rank; all ranks verify that they hold the same bits.
 
-Three ways, the same bits: `slices`, every rank reads its part of every window; `rank0`, rank 0 reads all of it;
-`every-rank`, each rank reads everything for itself. They differ in who reads, and in nothing else.
+Three ways, the same bits. `slices`: every rank reads its part of every window. `rank0`: rank 0 reads all of it, and
+the windows go round the same way. `every-rank`: what people write by hand, to compare with: each rank builds the
+model from the seed, reads everything into memory, and copies it over.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy
 import torch
 from torch import nn
 
@@ -25,7 +28,6 @@ from dure.loading.circle import (
     Circle,
     Seat,
     Standing,
-    alone,
     each_alone,
     fetch_pages,
     joined,
@@ -121,7 +123,7 @@ def load(
         ours.store = opened()
         source = open_source(ours.store, path).to_json() if everyone.rank == 0 else None
         if not isinstance(model, FromConfig):
-            ours.sketch = sketch(model)
+            ours.sketch = sketch(model, for_real=how == "every-rank")
         if standing.local_rank == 0:
             ours.segment = new_segment()
         offer = ours.segment.offer().as_list() if ours.segment is not None else []
@@ -145,9 +147,7 @@ def load(
     with clock.stage("build"):
         answers = [json.loads(text) for text in together(everyone, "building the model", build_and_share)]
         _refuse_other_models([names for _, names in answers])
-        if how == "every-rank":
-            ours.circle = alone(standing.deadline_seconds)
-        elif not all(shares for shares, _ in answers):
+        if not all(shares for shares, _ in answers):
             ours.circle = each_alone(standing)
         if ours.segment is not None:
             ours.segment.close()
@@ -180,18 +180,21 @@ def load(
 def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> list[Target]:
     """Fill the model's tensors."""
     built, store, circle = ours.built, ours.store, ours.circle
-    readers = range(circle.size) if how == "slices" else range(1)
     tensors = [tensor for tensor, _ in built.match.pairs]
+    readers = range(circle.size) if how == "slices" else range(1)
     read_into: ReadInto = store.read_into
     if not source.sliceable:
         tensors = _one_after_the_other(tensors)
         readers = range(1)
-        if circle.rank == 0:
+        if circle.rank == 0 or how == "every-rank":
             read_into = _from_memory(store, source, tensors)
     targets = [
         Target(name, built.tensors[name], tensor, built.fresh)
         for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
     ]
+    if how == "every-rank":
+        _read_everything(targets, read_into, progress)
+        return targets
     windows = cut(tensors)
     done, total = 0, sum(window.nbytes for window in windows)
     with Relay(circle, windows, readers, read_into) as relay, torch.no_grad():
@@ -202,6 +205,22 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
             if progress is not None:
                 progress(done, total)
     return targets
+
+
+def _read_everything(targets: list[Target], read_into: ReadInto, progress: Progress | None) -> None:
+    """All bytes of all files in memory at once, as `torch.load` has them; then each tensor from there."""
+    windows = cut([target.source for target in targets], window_bytes=sys.maxsize)
+    contents = []
+    for window in windows:
+        contents.append(bytearray(window.nbytes))
+        read_into(window.file, window.start, memoryview(contents[-1]))
+    done, total = 0, sum(window.nbytes for window in windows)
+    with torch.no_grad():
+        for window, content in zip(windows, contents, strict=True):
+            fill(targets, window, numpy.frombuffer(content, numpy.uint8))
+            done += window.nbytes
+            if progress is not None:
+                progress(done, total)
 
 
 def _refuse_other_models(names: list[list[str]]) -> None:
