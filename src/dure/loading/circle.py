@@ -12,11 +12,9 @@ import torch.distributed as dist
 from dure.exchange.counters import Counters, line_bytes
 from dure.exchange.group import Group
 from dure.exchange.segment import Offer, Segment, map_offer
-from dure.loading.windows import WINDOW_BYTES
+from dure.loading.windows import STAGING_BYTES
 
-SLOTS = 3
-"""Windows in memory at a time: one is read, one comes from other nodes, one is copied."""
-SLOT_BYTES = WINDOW_BYTES
+STAGING_START = mmap.PAGESIZE
 _POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
 
 
@@ -51,6 +49,7 @@ class Circle:
     nodes: tuple[tuple[int, ...], ...]
     """All ranks, by the memory they share."""
     shared: mmap.mmap
+    """The counters of up to 64 ranks, and from STAGING_START on the windows."""
     counters: Counters
     between: dist.ProcessGroup | None
     """For the bytes between nodes: all ranks, used by the reading threads alone."""
@@ -60,15 +59,11 @@ class Circle:
         """How many ranks."""
         return sum(map(len, self.nodes))
 
-    def slot(self, number: int) -> int:
-        """Where in the shared memory a window's room starts."""
-        return mmap.PAGESIZE + number * SLOT_BYTES
-
-    def receivers(self, reader: int) -> list[int]:
-        """Who fetches a reader's parts: one rank on each other node, at the reader's own place if there is one."""
-        own = next(ranks for ranks in self.nodes if reader in ranks)
-        place = own.index(reader)
-        return [ranks[place % len(ranks)] for ranks in self.nodes if ranks is not own]
+    def bringers(self, reader: int) -> list[int]:
+        """Who brings a reader's windows, by node: itself on its own node, and on each other node the rank that has
+        them sent by the reader, at the reader's place if there is one."""
+        place = next(ranks.index(reader) for ranks in self.nodes if reader in ranks)
+        return [reader if reader in ranks else ranks[place % len(ranks)] for ranks in self.nodes]
 
     def close(self) -> None:
         """Let go of the descriptors; the memory goes when nobody looks at it any more."""
@@ -76,8 +71,8 @@ class Circle:
 
 
 def new_segment() -> Segment:
-    """Memory for the counters of up to 64 ranks and for all windows."""
-    return Segment(mmap.PAGESIZE + SLOTS * SLOT_BYTES)
+    """Memory for the counters and for all windows; none of it is touched yet."""
+    return Segment(STAGING_START + STAGING_BYTES)
 
 
 def alone(deadline_seconds: float) -> Circle:
@@ -96,8 +91,8 @@ def shared_by(standing: Standing, seats: Sequence[Seat], segment: Segment | None
         by_node.setdefault(seats[other].node, []).append(other)
     nodes = tuple(tuple(ranks) for ranks in by_node.values())
     own = by_node[standing.node]
-    if line_bytes(len(own)) > mmap.PAGESIZE:
-        raise OSError(f"{len(own)} ranks on a node are more than {mmap.PAGESIZE // line_bytes(1)}")
+    if line_bytes(len(own)) > STAGING_START:
+        raise OSError(f"{len(own)} ranks on a node are more than {STAGING_START // line_bytes(1)}")
     shared = segment.bytes if segment is not None else map_offer(Offer(*seats[own[0]].offer))
     counters = Counters(
         shared, own.index(rank), [seats[other].pid for other in own], standing.deadline_seconds

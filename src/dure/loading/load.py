@@ -40,7 +40,7 @@ from dure.loading.pickled import load_pickled
 from dure.loading.relay import ReadInto, Relay
 from dure.loading.source import Source, open_source
 from dure.loading.together import together
-from dure.loading.windows import cut
+from dure.loading.windows import cut, window_bytes_for
 from dure.storage import Store
 
 How = Literal["slices", "every-rank", "rank0"]
@@ -195,9 +195,10 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
     if how == "every-rank":
         _read_everything(targets, read_into, progress)
         return targets
-    windows = cut(tensors)
+    window_bytes = window_bytes_for(len(readers))
+    windows = cut(tensors, window_bytes)
     done, total = 0, sum(window.nbytes for window in windows)
-    with Relay(circle, windows, readers, read_into) as relay, torch.no_grad():
+    with Relay(circle, windows, readers, read_into, window_bytes) as relay, torch.no_grad():
         fetch_pages(circle)  # while the first window is read
         for window, held in relay.arrivals():
             fill(targets, window, held)

@@ -1,10 +1,10 @@
 """Windows of bytes on their way from the storage to every rank.
 
-Each window lies in shared memory of the node. Every reader reads its part into it; parts that ranks of other nodes
-read are fetched once a node, by one rank. A thread does that, while the rank itself copies the window before.
-There are a few windows' room, used in turn: a reader waits until everyone has copied what lay there.
+Each window lies in shared memory of the node. Readers take windows in turn; on another node than the reader's, one
+rank has it sent. A thread does that, while the rank itself copies the windows that came before. There is room for
+some windows, used in turn: whoever brings a window waits until everyone has copied what lay there.
 
-Every rank counts the windows that it has brought, and those that it has copied. Who waits, waits for such a counter
+Every rank counts the windows that it has brought and those that it has copied. Who waits, waits for such a counter
 of one peer, and looks whether any rank is in trouble: nobody waits for a rank that failed.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -19,9 +20,9 @@ import torch.distributed as dist
 
 from dure.errors import PeerLost
 from dure.exchange.group import naming_the_wait
-from dure.loading.circle import SLOT_BYTES, SLOTS, Circle
+from dure.loading.circle import STAGING_START, Circle
 from dure.loading.filling import Bytes
-from dure.loading.windows import Window, parts
+from dure.loading.windows import STAGING_BYTES, Window
 
 _BROUGHT, _COPIED, _TROUBLE = range(3)
 _WHAT = "loading weights"
@@ -30,37 +31,55 @@ ReadInto = Callable[[str, int, memoryview], None]
 """File, first byte, where to: `Store.read_into`."""
 
 
+@dataclass(frozen=True)
+class _Coming:
+    """A window that another node sends: first a word whether it comes at all, then its bytes."""
+
+    window: int
+    reader: int
+    trouble: torch.Tensor
+    works: tuple[dist.Work, dist.Work]
+
+
 class Relay:
     """Brings windows, one after the other. A collective: every rank of the circle takes all of them."""
 
     def __init__(
-        self, circle: Circle, windows: Sequence[Window], readers: Sequence[int], read_into: ReadInto
+        self,
+        circle: Circle,
+        windows: Sequence[Window],
+        readers: Sequence[int],
+        read_into: ReadInto,
+        window_bytes: int,
     ) -> None:
-        """`readers` are the ranks that read."""
-        self._circle = circle
+        """`readers` are the ranks that read; no window is longer than `window_bytes`."""
         self._windows = windows
         self._read_into = read_into
         self._rank = circle.rank
         self._readers = list(readers)
         self._counters = circle.counters
-        self._slots = [
-            torch.frombuffer(circle.shared, dtype=torch.uint8, count=SLOT_BYTES, offset=at)
-            for at in map(circle.slot, range(SLOTS))
-        ]
-        self._sends_to = circle.receivers(self._rank) if self._rank in self._readers else []
-        self._fetches = [r for r in self._readers if self._rank in circle.receivers(r)]
-        self._sending: dict[int, list[tuple[dist.Work, torch.Tensor]]] = {}
-        self._coming: dict[int, list[tuple[int, dist.Work, torch.Tensor, dist.Work | None]]] = {}
-        self._sent = 0
+        self._between = circle.between
+        self._shared = memoryview(circle.shared)
+        self._slot_bytes = window_bytes
+        self._slots = STAGING_BYTES // window_bytes
+        here = next(node for node, ranks in enumerate(circle.nodes) if self._rank in ranks)
+        by_reader = [circle.bringers(reader) for reader in self._readers]
+        self._bringers = [bringers[here] for bringers in by_reader]
+        """The rank of this node that brings a reader's windows, by reader."""
+        self._place = {rank: place for place, rank in enumerate(circle.nodes[here])}
+        self._sends_to: list[int] = []
+        if self._rank in self._readers:
+            self._sends_to = [r for r in circle.bringers(self._rank) if r != self._rank]
+        self._sending: list[tuple[int, list[dist.Work], list[torch.Tensor]]] = []
+        self._coming: _Coming | None = None
+        self._next_sent = 0
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Relay:
-        if self._rank in self._readers or self._fetches:
+        if self._rank in self._bringers:
             self._thread = threading.Thread(target=self._bring_all, name="load", daemon=True)
             self._thread.start()
-        else:
-            self._counters.set(_BROUGHT, len(self._windows))
         return self
 
     def __exit__(
@@ -69,86 +88,100 @@ class Relay:
         if error is not None:
             # The thread may be in a read that nobody can end; it finds out, and the process goes on without it.
             self._tell_trouble()
-            return
-        if self._thread is not None:
+        elif self._thread is not None:
             self._thread.join()
 
     def arrivals(self) -> Iterator[tuple[Window, Bytes]]:
         """Each window with its bytes, to be copied before the next is asked for."""
+        brought = self._counters.values[:, _BROUGHT]
         for index, window in enumerate(self._windows):
-            self._wait_for_all(_BROUGHT, index + 1)
-            yield window, self._slots[index % SLOTS].numpy()
+            place = self._place[self._bringers[index % len(self._readers)]]
+            if brought[place] <= index:
+                self._counters.wait(place, _BROUGHT, index + 1, _WHAT, self._look)
+            yield window, self._slot(index).numpy()
             self._counters.set(_COPIED, index + 1)
 
     def _bring_all(self) -> None:
         try:
             for index in range(len(self._windows)):
-                self._wait_for_all(_COPIED, index + 1 - SLOTS)
-                self._finish_sending(index - SLOTS)
-                self._ask_for(index)
-                self._read_part(index)
-                self._send(index)
-                self._finish(index - 1)
-            self._finish(len(self._windows) - 1)
-            for index in list(self._sending):
-                self._finish_sending(index)
+                turn = index % len(self._readers)
+                if self._bringers[turn] == self._rank:
+                    self._bring(index, self._readers[turn])
+            self._finish_coming()
+            self._finish_sending(len(self._windows))
         except Exception as error:
             self._error = error
             self._tell_trouble()
             self._tell_other_nodes()
 
-    def _read_part(self, index: int) -> None:
-        if self._rank not in self._readers:
+    def _bring(self, index: int, reader: int) -> None:
+        if not self._is_free(index):
+            # Others may wait for what is coming before they let go of this place.
+            self._finish_coming()
+            self._wait_until_free(index)
+        self._finish_sending(index - self._slots + 1)
+        if reader != self._rank:
+            coming = self._ask_for(index, reader)
+            self._finish_coming()
+            self._coming = coming
             return
         window = self._windows[index]
-        part = parts(window.nbytes, len(self._readers))[self._readers.index(self._rank)]
-        if part:
-            at = self._circle.slot(index % SLOTS)
-            into = memoryview(self._circle.shared)[at + part.start : at + part.stop]
-            self._read_into(window.file, window.start + part.start, into)
-
-    def _finish(self, index: int) -> None:
-        """Count a window as brought, once all that this rank fetches of it is there."""
-        if index < 0:
-            return
-        for reader, flag_work, flag, part_work in self._coming.pop(index, ()):
-            with naming_the_wait(self._rank, f"{_WHAT} with rank {reader}"):
-                flag_work.wait()
-                if flag.item():
-                    raise PeerLost(f"rank {reader}, on another node, cannot go on with {_WHAT}")
-                if part_work is not None:
-                    part_work.wait()
+        self._read_into(window.file, window.start, self._bytes(index))
+        self._send(index)
+        self._finish_coming()
         self._counters.set(_BROUGHT, index + 1)
 
-    def _part_of(self, index: int, reader: int) -> torch.Tensor:
-        part = parts(self._windows[index].nbytes, len(self._readers))[self._readers.index(reader)]
-        return self._slots[index % SLOTS][part.start : part.stop]
+    def _slot(self, index: int) -> torch.Tensor:
+        return torch.frombuffer(self._bytes(index), dtype=torch.uint8)
 
-    def _ask_for(self, index: int) -> None:
-        """Receives are posted before the read: what came before anyone asked would wait in the socket."""
-        for reader in self._fetches:
-            flag, part = torch.zeros(1, dtype=torch.uint8), self._part_of(index, reader)
-            flag_work = dist.irecv(flag, reader, group=self._circle.between, tag=2 * index)
-            part_work = None
-            if part.numel():
-                part_work = dist.irecv(part, reader, group=self._circle.between, tag=2 * index + 1)
-            assert flag_work is not None
-            self._coming.setdefault(index, []).append((reader, flag_work, flag, part_work))
+    def _bytes(self, index: int) -> memoryview:
+        start = STAGING_START + index % self._slots * self._slot_bytes
+        return self._shared[start : start + self._windows[index].nbytes]
+
+    def _is_free(self, index: int) -> bool:
+        return bool((self._counters.values[:, _COPIED] > index - self._slots).all())
+
+    def _wait_until_free(self, index: int) -> None:
+        for place in range(self._counters.size):
+            self._counters.wait(place, _COPIED, index - self._slots + 1, _WHAT, self._look)
+
+    def _ask_for(self, index: int, reader: int) -> _Coming:
+        """Receives are posted early: what came before anyone asked would wait in the socket."""
+        trouble = torch.zeros(1, dtype=torch.uint8)
+        works = (
+            dist.irecv(trouble, reader, group=self._between, tag=2 * index),
+            dist.irecv(self._slot(index), reader, group=self._between, tag=2 * index + 1),
+        )
+        return _Coming(index, reader, trouble, works)  # type: ignore[arg-type]
+
+    def _finish_coming(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return
+        with naming_the_wait(self._rank, f"{_WHAT} with rank {coming.reader}"):
+            coming.works[0].wait()
+            if coming.trouble.item():
+                raise PeerLost(f"rank {coming.reader}, on another node, cannot go on with {_WHAT}")
+            coming.works[1].wait()
+        self._counters.set(_BROUGHT, coming.window + 1)
 
     def _send(self, index: int) -> None:
         for receiver in self._sends_to:
-            flag, part = torch.zeros(1, dtype=torch.uint8), self._part_of(index, self._rank)
-            for tensor, tag in ((flag, 2 * index), (part, 2 * index + 1)):
-                if tensor.numel():
-                    work = dist.isend(tensor, receiver, group=self._circle.between, tag=tag)
-                    assert work is not None
-                    self._sending.setdefault(index, []).append((work, tensor))
-        self._sent = index + 1
+            tensors = [torch.zeros(1, dtype=torch.uint8), self._slot(index)]
+            works = [
+                dist.isend(tensor, receiver, group=self._between, tag=2 * index + at)
+                for at, tensor in enumerate(tensors)
+            ]
+            self._sending.append((index, works, tensors))  # type: ignore[arg-type]
+        self._next_sent = index + len(self._readers)
 
-    def _finish_sending(self, index: int) -> None:
-        for work, _ in self._sending.pop(index, ()):
-            with naming_the_wait(self._rank, _WHAT):
-                work.wait()
+    def _finish_sending(self, before: int) -> None:
+        """Wait until all windows before this one are sent: their places may be used again."""
+        while self._sending and self._sending[0][0] < before:
+            _, works, _ = self._sending.pop(0)
+            for work in works:
+                with naming_the_wait(self._rank, _WHAT):
+                    work.wait()
 
     def _tell_trouble(self) -> None:
         self._counters.set(_TROUBLE, 1)
@@ -156,19 +189,15 @@ class Relay:
             self._counters.wake(counter)
 
     def _tell_other_nodes(self) -> None:
-        """Whoever waits for this rank's next part gets word instead."""
-        self._flags = [torch.ones(1, dtype=torch.uint8) for _ in self._sends_to]
-        for receiver, flag in zip(self._sends_to, self._flags, strict=True):
+        """Whoever waits for this rank's next window gets word instead."""
+        first = self._readers.index(self._rank) if self._rank in self._readers else 0
+        tag = 2 * max(self._next_sent, first)
+        self._words = [torch.ones(1, dtype=torch.uint8) for _ in self._sends_to]
+        for receiver, word in zip(self._sends_to, self._words, strict=True):
             try:
-                dist.isend(flag, receiver, group=self._circle.between, tag=2 * self._sent)
+                dist.isend(word, receiver, group=self._between, tag=tag)
             except RuntimeError:
                 continue  # it has found out already, and is gone
-
-    def _wait_for_all(self, counter: int, value: int) -> None:
-        values = self._counters.values[:, counter]
-        for peer in range(self._counters.size):
-            if values[peer] < value:
-                self._counters.wait(peer, counter, value, _WHAT, self._look)
 
     def _look(self) -> None:
         if self._error is not None and threading.current_thread() is not self._thread:

@@ -1,4 +1,4 @@
-"""Pure maths: the files' bytes cut into windows, and each window into one part a reader."""
+"""Pure maths: the files' bytes cut into windows, which readers read in turn."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from itertools import groupby
 
 from dure.loading.header import TensorAt
 
-WINDOW_BYTES = 16 * 2**20
-"""Read, handed round and copied at a time."""
+STAGING_BYTES = 48 * 2**20
+"""Room for windows on their way, on each node."""
+_LEAST_WINDOW_BYTES = 512 * 1024
+_MOST_WINDOW_BYTES = 4 * 2**20
 READ_THROUGH_BYTES = 256 * 1024
 """Bytes between two wanted tensors that are read with them: cheaper than asking twice."""
-LEAST_PART_BYTES = 256 * 1024
-"""A window is not cut finer than this: asking costs more than reading."""
-_PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Window:
     pieces: tuple[Piece, ...]
 
 
-def cut(tensors: Sequence[TensorAt], window_bytes: int = WINDOW_BYTES) -> tuple[Window, ...]:
+def cut(tensors: Sequence[TensorAt], window_bytes: int) -> tuple[Window, ...]:
     """The windows that bring all of these tensors, in the order of the files' bytes. No element is cut in two."""
     order = sorted(
         (position for position, tensor in enumerate(tensors) if tensor.nbytes),
@@ -53,11 +52,10 @@ def cut(tensors: Sequence[TensorAt], window_bytes: int = WINDOW_BYTES) -> tuple[
     return tuple(windows)
 
 
-def parts(nbytes: int, readers: int) -> list[range]:
-    """A window's bytes, one run a reader; runs start at pages, and those of the last readers may be empty."""
-    width = max(-(-nbytes // readers), LEAST_PART_BYTES)
-    width = -(-width // _PAGE) * _PAGE
-    return [range(min(at * width, nbytes), min((at + 1) * width, nbytes)) for at in range(readers)]
+def window_bytes_for(readers: int) -> int:
+    """The size of a window: every reader can be at one while two more of its own are on their way."""
+    room = STAGING_BYTES // (3 * readers)
+    return max(_LEAST_WINDOW_BYTES, min(_MOST_WINDOW_BYTES, room & -_LEAST_WINDOW_BYTES))
 
 
 def _near_each_other(tensors: Sequence[TensorAt], positions: list[int]) -> Iterator[list[int]]:
