@@ -8,7 +8,7 @@ from itertools import groupby
 
 from dure.loading.header import TensorAt
 
-STAGING_BYTES = 48 * 2**20
+STAGING_BYTES = 32 * 2**20
 """Room for windows on their way, on each node."""
 _LEAST_WINDOW_BYTES = 512 * 1024
 _MOST_WINDOW_BYTES = 4 * 2**20
@@ -53,8 +53,8 @@ def cut(tensors: Sequence[TensorAt], window_bytes: int) -> tuple[Window, ...]:
 
 
 def window_bytes_for(readers: int) -> int:
-    """The size of a window: every reader can be at one while two more of its own are on their way."""
-    room = STAGING_BYTES // (3 * readers)
+    """The size of a window: every reader can be at one while another of its own is copied."""
+    room = STAGING_BYTES // (2 * readers)
     return max(_LEAST_WINDOW_BYTES, min(_MOST_WINDOW_BYTES, room & -_LEAST_WINDOW_BYTES))
 
 
