@@ -135,9 +135,8 @@ class Team:
         self.pulse = pulse
         self.group = Group(None, setting.rank, setting.ranks, pulse.waiting)
         """All ranks, for small exchanges on the training thread."""
-        self.loader = Loader(
-            Standing(self.group, world.node, world.local_rank, setting.deadline_seconds), setting.seed, pulse
-        )
+        standing = Standing(self.group, world.node, world.local_rank, setting.deadline_seconds)
+        self.loader = Loader(standing, setting.seed, setting.device, pulse)
         """Loads pretrained weights, and says what it took."""
         self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}

@@ -274,7 +274,11 @@ class Run:
         used = loaded.access
         self.recorder.record(
             events.WeightsLoaded(
-                loaded.how, loaded.fingerprint, loaded.nbytes, dict(loaded.seconds), loaded.built
+                loaded.how,
+                loaded.fingerprint,
+                loaded.nbytes,
+                dict(loaded.seconds),
+                f"{loaded.built}; {loaded.way}",
             )
         )
         self.recorder.record(
@@ -291,11 +295,13 @@ class Run:
 
     def _show_loading(self) -> Progress:
         """Of a load that takes long, a word a second."""
-        began = shown = time.perf_counter()
+        began = shown = 0.0
 
         def show(done: int, total: int) -> None:
-            nonlocal shown
+            nonlocal began, shown
             now = time.perf_counter()
+            if not began:
+                began = shown = now
             if now - shown >= 1.0:
                 shown = now
                 self.recorder.record(events.Loading(done, total, round(now - began, 3)))

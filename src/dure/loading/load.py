@@ -34,6 +34,7 @@ from dure.loading.circle import (
     new_segment,
     shared_by,
 )
+from dure.loading.devices import choose_way, read_direct
 from dure.loading.filling import Target, fill, fingerprint_of
 from dure.loading.header import TensorAt
 from dure.loading.pickled import load_pickled
@@ -44,6 +45,7 @@ from dure.loading.windows import cut, window_bytes_for
 from dure.storage import Store
 
 How = Literal["slices", "every-rank", "rank0"]
+CPU = torch.device("cpu")
 Progress = Callable[[int, int], None]
 """Bytes that this rank has, of all."""
 
@@ -66,6 +68,8 @@ class Loaded:
     """What this rank asked of the storage."""
     seconds: dict[str, float]
     """By stage: open, build, read (until the last window is copied), verify."""
+    way: str
+    """How the bytes came to the device, and why so."""
     built: str
     """How the model was built, and why so."""
     location: str
@@ -112,10 +116,12 @@ def load(
     how: How = "slices",
     strict: bool = True,
     progress: Progress | None = None,
+    device: torch.device = CPU,
 ) -> Loaded:
     """Load what is at `path` into the model. A collective: any rank's trouble is raised on all of them.
 
-    `opened` opens the storage, on every rank.
+    `opened` opens the storage, on every rank. `device` is where the model is to be; it may still be in host memory
+    afterwards.
     """
     everyone, clock, ours = standing.everyone, _Clock(), _Ours()
 
@@ -138,12 +144,19 @@ def load(
         return json.dumps([ours.circle is not None, [name for _, name in ours.built.match.pairs]])
 
     def read() -> str:
-        return fingerprint_of(_read(ours, source, how, progress))
+        if way.direct:
+            targets = _targets(ours.built, [tensor for tensor, _ in ours.built.match.pairs])
+            used = read_direct(targets, ours.store, standing, device)
+            ours.store.access.read(used["bytes"], requests=used["requests"])
+        else:
+            targets = _read(ours, source, how, progress)
+        return fingerprint_of(targets)
 
     with clock.stage("open"):
         told = [json.loads(text) for text in together(everyone, "opening the weights", open_and_sketch)]
         seats = [Seat(*seat) for seat, _ in told]
         source = Source.from_json(told[0][1])
+        way = choose_way(device.type, ours.store.location, sliceable=source.sliceable, how=how)
     with clock.stage("build"):
         answers = [json.loads(text) for text in together(everyone, "building the model", build_and_share)]
         _refuse_other_models([names for _, names in answers])
@@ -171,6 +184,7 @@ def load(
         unexpected=built.match.unexpected,
         access=store.access.as_dict(),
         seconds=clock.seconds,
+        way=way.why,
         built=built.how,
         location=store.location,
         config=source.config,
@@ -188,10 +202,7 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
         readers = range(1)
         if circle.rank == 0 or how == "every-rank":
             read_into = _from_memory(store, source, tensors)
-    targets = [
-        Target(name, built.tensors[name], tensor, built.fresh)
-        for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
-    ]
+    targets = _targets(built, tensors)
     if how == "every-rank":
         _read_everything(targets, read_into, progress)
         return targets
@@ -206,6 +217,13 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
             if progress is not None:
                 progress(done, total)
     return targets
+
+
+def _targets(built: Built, tensors: list[TensorAt]) -> list[Target]:
+    return [
+        Target(name, built.tensors[name], tensor, built.fresh)
+        for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
+    ]
 
 
 def _read_everything(targets: list[Target], read_into: ReadInto, progress: Progress | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import torch
 from torch import nn
 
 from dure.loading.circle import Standing
@@ -21,9 +22,10 @@ Model = nn.Module | Callable[[], nn.Module] | Mapping[str, Any]
 class Loader:
     """This rank's part in loading pretrained weights."""
 
-    def __init__(self, standing: Standing, seed: int, pulse: Pulse) -> None:
+    def __init__(self, standing: Standing, seed: int, device: torch.device, pulse: Pulse) -> None:
         self._standing = standing
         self._seed = seed
+        self._device = device
         self._pulse = pulse
 
     def load(
@@ -52,6 +54,7 @@ class Loader:
             how=how,
             strict=strict,
             progress=alive,
+            device=self._device,
         )
         # What is drawn next does not depend on how much building the model drew.
         plant(self._seed)
