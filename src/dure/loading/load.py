@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch import nn
 
-from dure.errors import ModelRefused, ReplicasDiffer
+from dure.errors import DureError, ModelRefused, ReplicasDiffer
 from dure.exchange.segment import Segment
 from dure.fingerprint import raw_bytes
 from dure.loading.build import Built, Make, Sketch, build, sketch, sketch_of_folder
@@ -166,7 +166,12 @@ def load(
             ours.segment.close()
         ours.circle = joined(ours.circle, standing)
     with clock.stage("read"):
-        found = together(everyone, "loading weights", read)
+        try:
+            found = together(everyone, "loading weights", read)
+        except DureError:
+            # What was asked for and never sent would be taken for the next load's.
+            standing.groups.pop("between", None)
+            raise
         ours.circle.close()
     built, store = ours.built, ours.store
     odd = [str(rank) for rank, other in enumerate(found) if other != found[0]]
@@ -206,7 +211,7 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
     if how == "every-rank":
         _read_everything(targets, read_into, progress)
         return targets
-    window_bytes = window_bytes_for(len(readers))
+    window_bytes = window_bytes_for(len(readers), sum(tensor.nbytes for tensor in tensors))
     windows = cut(tensors, window_bytes)
     done, total = 0, sum(window.nbytes for window in windows)
     with Relay(circle, windows, readers, read_into, window_bytes) as relay, torch.no_grad():
@@ -220,8 +225,10 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
 
 
 def _targets(built: Built, tensors: list[TensorAt]) -> list[Target]:
+    # A tied weight is known by its first name, whichever of them the file has.
+    first = {id(tensor): name for name, tensor in reversed(built.tensors.items())}
     return [
-        Target(name, built.tensors[name], tensor, built.fresh)
+        Target(first[id(built.tensors[name])], built.tensors[name], tensor, built.fresh)
         for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
     ]
 

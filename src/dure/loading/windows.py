@@ -52,10 +52,12 @@ def cut(tensors: Sequence[TensorAt], window_bytes: int) -> tuple[Window, ...]:
     return tuple(windows)
 
 
-def window_bytes_for(readers: int) -> int:
-    """The size of a window: every reader can be at one while another of its own is copied."""
-    room = STAGING_BYTES // (2 * readers)
-    return max(_LEAST_WINDOW_BYTES, min(_MOST_WINDOW_BYTES, room & -_LEAST_WINDOW_BYTES))
+def window_bytes_for(readers: int, nbytes: int) -> int:
+    """The size of a window: of a small file every reader gets two, and of a large one there is room for two of each
+    reader's at a time, one that is read and one that is copied."""
+    even = max(min(STAGING_BYTES, nbytes) // (2 * readers), 1)
+    rounded = -(-even // _LEAST_WINDOW_BYTES) * _LEAST_WINDOW_BYTES
+    return min(rounded, _MOST_WINDOW_BYTES)
 
 
 def _near_each_other(tensors: Sequence[TensorAt], positions: list[int]) -> Iterator[list[int]]:
