@@ -30,7 +30,8 @@ def test_two_nodes_read_a_file_once_and_send_each_other_half_of_it(tmp_path):
     assert min(read) > 0.1 * size
     # Each node lacks the half that the other has read: one file's size over the wire for both nodes together.
     sent = [found[leader]["slices"][3] for leader in (0, 2)]
-    assert all(0.45 * size < there < 0.65 * size for there in sent), (sent, size)
+    assert all(0.35 * size < there < 0.65 * size for there in sent), (sent, size)
+    assert 0.95 * size < sum(sent) < 1.1 * size
     # With one reader, the other node gets all of it, once, and not once a rank.
     assert 0.95 * size < found[0]["rank0"][3] < 1.15 * size
     assert found[2]["rank0"][3] < 0.1 * size
@@ -48,7 +49,7 @@ def test_trouble_on_one_node_is_raised_on_both(tmp_path):
             "loads:fail_in_many_ways", (str(tmp_path),), ranks_per_node=2, folder=RunFolder(tmp_path / "run")
         )
     for rank in found:
-        faults = {name: error for name, error in rank.items() if name != "afterwards"}
+        faults = {name: error for name, error in rank.items() if name not in ("afterwards", "another model")}
         assert all(
             kind != "none" and words.startswith("rank ") and seconds < 10
             for kind, words, seconds in faults.values()

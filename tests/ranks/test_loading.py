@@ -104,7 +104,6 @@ def failures(weights, tmp_path_factory):
         ("disk error in the middle", "StorageError", 1, "w.safetensors: the disk"),
         ("bug", "DureError", 1, "ZeroDivisionError: a bug"),
         ("factory", "StorageError", 1, "the factory reads a file"),
-        ("another model", "WeightsError", 0, "head.weight"),
     ],
 )
 def test_any_ranks_trouble_is_raised_on_all_ranks_with_file_and_rank(failures, fault, kind, rank, words):
@@ -113,6 +112,12 @@ def test_any_ranks_trouble_is_raised_on_all_ranks_with_file_and_rank(failures, f
         assert (got, message.split(":")[0]) == (kind, f"rank {rank}")
         assert words in message
         assert seconds < 10
+
+
+def test_what_is_wrong_alike_on_all_ranks_is_said_without_a_rank(failures):
+    for found in failures:
+        kind, message, _ = found["another model"]
+        assert (kind, message[:28]) == ("WeightsError", "the weights in w.safetensors")
 
 
 def test_a_team_can_load_again_after_trouble(failures):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import TracebackType
 
 import torch
@@ -26,6 +27,7 @@ from dure.loading.windows import STAGING_BYTES, Window
 
 _BROUGHT, _COPIED, _TROUBLE = range(3)
 _WHAT = "loading weights"
+_WORD_TIMEOUT = timedelta(seconds=30)
 
 ReadInto = Callable[[str, int, memoryview], None]
 """File, first byte, where to: `Store.read_into`."""
@@ -190,14 +192,17 @@ class Relay:
 
     def _tell_other_nodes(self) -> None:
         """Whoever waits for this rank's next window gets word instead."""
-        first = self._readers.index(self._rank) if self._rank in self._readers else 0
-        tag = 2 * max(self._next_sent, first)
-        self._words = [torch.ones(1, dtype=torch.uint8) for _ in self._sends_to]
-        for receiver, word in zip(self._sends_to, self._words, strict=True):
-            try:
-                dist.isend(word, receiver, group=self._between, tag=tag)
-            except RuntimeError:
-                continue  # it has found out already, and is gone
+        if not self._sends_to:
+            return
+        tag = 2 * max(self._next_sent, self._readers.index(self._rank))
+        word = torch.ones(1, dtype=torch.uint8)
+        try:
+            works = [dist.isend(word, to, group=self._between, tag=tag) for to in self._sends_to]
+            for work in works:
+                assert work is not None
+                work.wait(_WORD_TIMEOUT)  # a send that nobody holds is taken back
+        except RuntimeError:
+            return  # they have found out already, and do not listen any more
 
     def _look(self) -> None:
         if self._error is not None and threading.current_thread() is not self._thread:

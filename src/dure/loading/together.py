@@ -38,7 +38,8 @@ def raise_first(everyones: list[list[str]], own: Exception | None) -> None:
     kind, words, _ = everyones[rank]
     known = getattr(errors, kind, None)
     ours = known if isinstance(known, type) and issubclass(known, DureError) else DureError
-    raise ours(f"rank {rank}: {words}") from own
+    all_alike = all(other[:2] == everyones[0][:2] for other in everyones)
+    raise ours(words if all_alike else f"rank {rank}: {words}") from own
 
 
 def _kind(trouble: Exception | None) -> str:
