@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -231,6 +231,26 @@ def bench_reduce(
         raise UsageError(f"--mib {mib}: write sizes with commas between them, such as --mib 1,25") from None
     figures = reduce.bench_reduce(ranks=ranks, nodes=nodes, rate=rate, mib=sizes, rounds=rounds, wire=wire)
     _print_figures(reduce, figures, as_json)
+
+
+@bench.command("load")
+def bench_load(
+    ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 4,
+    mb: Annotated[float, typer.Option(help="Size of the weights' file.")] = 500.0,
+    storage: Annotated[str, typer.Option(help="folder, or s3: a real S3 server on this machine.")] = "folder",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 5,
+    throttle: Annotated[
+        float | None, typer.Option(help="MB/s of the storage, for all ranks together.", show_default="none")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Weights into every rank: three ways of dure, transformers, safetensors + DDP, and the floor."""
+    from dure.bench import load
+
+    figures = load.bench_load(
+        ranks=ranks, mb=mb, storage=cast(load.Storage, storage), rounds=rounds, throttle=throttle
+    )
+    _print_figures(load, figures, as_json)
 
 
 def main() -> None:

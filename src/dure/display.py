@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from dure.events import Evaluated, Noted, Proved, Stepped, TeamFormed, decode
+from dure.events import Evaluated, Loading, Noted, Proved, Stepped, TeamFormed, decode
 from dure.language import Language
 from dure.pulse import Phase, read_beat
 from dure.run_folder import RunFolder
@@ -22,6 +22,7 @@ _WORDS: dict[Language, dict[str, str]] = {
     "en": {
         "starting": "starting {ranks} rank(s) …",
         "step": "step {step}/{steps} · epoch {epoch} · loss {loss:.4g} · {speed:.0f} samples/s",
+        "loading": "loading weights: {done:.0f} of {total:.0f} MB · {rate:.0f} MB/s",
         "ranks": "ranks",
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
         "eval": "held out: {metrics}",
@@ -29,6 +30,7 @@ _WORDS: dict[Language, dict[str, str]] = {
     "ko": {
         "starting": "랭크 {ranks}개를 시작합니다 …",
         "step": "스텝 {step}/{steps} · 에포크 {epoch} · 손실 {loss:.4g} · 초당 샘플 {speed:.0f}개",
+        "loading": "가중치를 읽습니다: {total:.0f} MB 중 {done:.0f} MB · 초당 {rate:.0f} MB",
         "ranks": "랭크",
         "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
         "eval": "평가: {metrics}",
@@ -55,7 +57,7 @@ class Display:
         self._recent: deque[tuple[float, int]] = deque(maxlen=50)
         self._said_at = 0.0
         self._said: Stepped | None = None
-        self._proof = self._judged = ""
+        self._proof = self._judged = self._loading = ""
         self._live = _live_display(self._stream)
         self._say(self._word["starting"].format(ranks=ranks))
 
@@ -95,6 +97,13 @@ class Display:
         match event:
             case TeamFormed():
                 self._steps = event.steps
+            case Loading():
+                self._loading = self._word["loading"].format(
+                    done=event.bytes / 1e6,
+                    total=event.of_bytes / 1e6,
+                    rate=event.bytes / 1e6 / max(event.seconds, 1e-6),
+                )
+                self._say(self._loading)
             case Stepped():
                 self._last = event
                 self._losses.append(event.loss)
@@ -126,7 +135,7 @@ class Display:
         from rich.text import Text
 
         if self._last is None:
-            return Text(self._word["starting"].format(ranks=self._ranks), style="dim")
+            return Text(self._loading or self._word["starting"].format(ranks=self._ranks), style="dim")
         done = (self._last.step + 1) / max(self._steps, 1)
         bar = "━" * round(done * 40)
         picture = Text.assemble((bar, "green"), ("━" * (40 - len(bar)), "dim"), f" {done:.0%}\n")

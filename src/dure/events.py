@@ -95,6 +95,33 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class Loading(Event):
+    """Weights on their way into this rank's model."""
+
+    kind = "loading"
+    bytes: int
+    """Here by now."""
+    of_bytes: int
+    seconds: float
+    """Since loading began."""
+
+
+@dataclass(frozen=True)
+class WeightsLoaded(Event):
+    """All ranks hold the same weights."""
+
+    kind = "weights"
+    how: str
+    """Who read them: slices, every-rank or rank0."""
+    fingerprint: str
+    bytes: int
+    seconds: dict[str, float]
+    """By stage."""
+    built: str
+    """How the model was built, and why so."""
+
+
+@dataclass(frozen=True)
 class StorageUsed(Event):
     """This rank read shared storage. No such event: it never did."""
 
@@ -192,9 +219,7 @@ def encode(event: Event, at: float) -> str:
     return json.dumps({"v": VERSION, "kind": event.kind, "at": round(at, 6), **vars(event)}) + "\n"
 
 
-_KINDS: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (TeamFormed, Stepped, Proved, Evaluated, StorageUsed, Noted, Ended)
-}
+_KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
 
 
 def read_events(path: Path) -> Iterator[Event]:

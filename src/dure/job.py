@@ -36,12 +36,29 @@ class Section(BaseModel):
 class Model(Section):
     """What is trained."""
 
-    factory: Factory
-    """Called in every rank; returns a torch.nn.Module."""
+    factory: Factory | None = None
+    """Called in every rank; returns a torch.nn.Module. May be left out when `weights` is a Hugging Face folder."""
     args: dict[str, Any] = {}
-    """Keyword arguments of the factory. `{storage}` in a string stands for the job's storage folder."""
+    """Keyword arguments of the factory, `{storage}` in a string standing for the job's storage; without a factory what
+    `from_pretrained` takes, and `auto`, the class's name."""
+    weights: str | None = None
+    """Pretrained weights, a file or a Hugging Face folder: a path in the job's storage, an absolute one, or s3://…;
+    without, the weights come from the seed and no storage is read."""
+    load: Literal["slices", "every-rank", "rank0"] = "slices"
+    """Who reads the weights: every rank its part, every rank everything, or rank 0 for all. Never changes a bit."""
+    strict: bool = True
+    """false: tensors that are missing in the file keep their first values, and those without a place are left out."""
     find_unused: bool | Literal["auto"] = "auto"
     """Whether some parameters may take no part in a shard. `auto` asks the start-up probe."""
+
+    @model_validator(mode="after")
+    def _something_to_build(self) -> Model:
+        if self.factory is None and self.weights is None:
+            raise ValueError(
+                "model.factory is missing; give one, or model.weights with a Hugging Face folder, whose config.json "
+                "says what to build"
+            )
+        return self
 
 
 class Data(Section):
@@ -173,7 +190,7 @@ class Job(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "job"
     """Part of the run folder's name."""
     storage: str = "."
-    """The shared storage, relative to the job file; `{storage}` in arguments stands for it."""
+    """The shared storage, a folder relative to the job file or s3://bucket/prefix; `{storage}` stands for it."""
     model: Model
     data: Data
     eval: Eval = Eval()
@@ -219,14 +236,14 @@ class LoadedJob:
         return cls(Job.model_validate(raw["job"]), Path(raw["folder"]), raw["sources"])
 
     @property
-    def storage(self) -> Path:
-        """The shared storage's folder."""
-        return self.folder / self.job.storage
+    def storage(self) -> str:
+        """The shared storage: a folder, or s3://…."""
+        return self.job.storage if "://" in self.job.storage else str(self.folder / self.job.storage)
 
     def arguments(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Factory arguments with `{storage}` filled in."""
         return {
-            key: value.replace("{storage}", str(self.storage)) if isinstance(value, str) else value
+            key: value.replace("{storage}", self.storage) if isinstance(value, str) else value
             for key, value in args.items()
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dure.factory import source_digest
 from dure.job import LoadedJob
 
 _NOT_IN_THE_BITS = {
+    "model": ("weights", "load", "strict"),
     "data": ("workers",),
     "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
     "team": ("ranks", "hang_seconds"),
@@ -20,8 +22,13 @@ _NOT_IN_THE_BITS = {
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
 
 
-def recipe_of(loaded: LoadedJob, device: str, samples: int) -> dict[str, Any]:
-    """Everything that decides the weights after step n, in words."""
+def recipe_of(
+    loaded: LoadedJob, device: str, samples: int, weights: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that decides the weights after step n, in words.
+
+    `weights` is what tells loaded weights from others, wherever they lie and whoever read them.
+    """
     job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval"})
     for section, keys in _NOT_IN_THE_BITS.items():
         for key in keys:
@@ -41,6 +48,7 @@ def recipe_of(loaded: LoadedJob, device: str, samples: int) -> dict[str, Any]:
             for key, reference in references.items()
             if reference and ":" in reference
         },
+        **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
         "torch": torch.__version__,
         "device": device,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dure.events import Evaluated, Stepped, read_events
+from dure.events import Evaluated, Stepped, StorageUsed, read_events
 from dure.job import Job
 from dure.language import Language
 from dure.results import RankResult
@@ -62,6 +62,10 @@ class Summary:
     """Without synchronisation: how far the ranks' weights are from each other."""
     metrics_by_rank: list[dict[str, float]] | None
     """Without synchronisation: each rank's own model judged."""
+    loaded: dict[str, Any] | None = None
+    """Pretrained weights: which, who read them, their fingerprint and bytes."""
+    storage: dict[str, Any] = field(default_factory=dict)
+    """What all ranks asked of the storage, and each of them: requests and bytes."""
     notes: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -105,8 +109,28 @@ def summarize(
         completely_recorded=lost == 0,
         apart=None if first.apart is None else asdict(first.apart),
         metrics_by_rank=None if together else [result.metrics for result in results],
+        loaded=None if first.loaded is None else {key: vars(first.loaded)[key] for key in _LOADED},
+        storage=read_storage(folder, len(results)),
         notes=notes,
     )
+
+
+_LOADED = ("weights", "how", "fingerprint", "bytes")
+
+
+def read_storage(folder: RunFolder, ranks: int) -> dict[str, Any]:
+    """What each rank recorded of its use of the storage, and the sums."""
+    by_rank = [{"requests": 0, "bytes": 0} for _ in range(ranks)]
+    for rank, used in enumerate(by_rank):
+        for event in read_events(folder.events(rank)):
+            if isinstance(event, StorageUsed):
+                used["requests"] += event.requests
+                used["bytes"] += event.bytes
+    return {
+        "requests": sum(used["requests"] for used in by_rank),
+        "bytes": sum(used["bytes"] for used in by_rank),
+        "by_rank": by_rank,
+    }
 
 
 def read_ledger(folder: RunFolder, ranks: int, samples: int, together: bool) -> Ledger:
@@ -162,6 +186,11 @@ _WORDS: dict[Language, dict[str, str]] = {
         "team_line": "{ranks} rank(s) · {shards} shards · {threads} thread(s) a rank · {device}",
         "model": "model",
         "model_line": "{parameters:,} parameters",
+        "loaded": "loaded",
+        "loaded_line": "{weights}, {mb:,.1f} MB ({how}), fingerprint {fingerprint}",
+        "storage": "storage",
+        "storage_line": "{requests:,} requests, {mb:,.1f} MB ({by_rank})",
+        "no_storage": "0 requests, 0 bytes: the weights came from the seed",
         "data": "samples",
         "once": "{samples:,} × {epochs} epochs: each exactly once an epoch",
         "not_once": "NOT each exactly once an epoch: repeated {repeated}, missing {missing}",
@@ -187,6 +216,11 @@ _WORDS: dict[Language, dict[str, str]] = {
         "team_line": "랭크 {ranks}개 · 샤드 {shards}개 · 랭크마다 스레드 {threads}개 · {device}",
         "model": "모델",
         "model_line": "파라미터 {parameters:,}개",
+        "loaded": "가중치 파일",
+        "loaded_line": "{weights}, {mb:,.1f} MB ({how}), 지문 {fingerprint}",
+        "storage": "스토리지",
+        "storage_line": "요청 {requests:,}번, {mb:,.1f} MB ({by_rank})",
+        "no_storage": "요청 0번, 0바이트: 가중치는 시드에서 나왔습니다",
         "data": "샘플",
         "once": "{samples:,}개 × {epochs} 에포크: 에포크마다 각각 정확히 한 번",
         "not_once": "정확히 한 번이 아닙니다: 반복 {repeated}, 누락 {missing}",
@@ -216,6 +250,7 @@ def in_words(summary: Summary, language: Language) -> str:
     rows = [
         (word["team"], word["team_line"].format(**facts)),
         (word["model"], word["model_line"].format(**facts)),
+        *_storage_rows(summary, word),
         (word["data"], _samples_line(summary, word)),
         (word["loss"], f"{summary.loss:.6g}"),
         *([(word["held_out"], _metrics_line(summary.metrics))] if summary.metrics else []),
@@ -232,6 +267,17 @@ def in_words(summary: Summary, language: Language) -> str:
     ]
     head = word["done"].format(name=summary.name, seconds=sum(summary.seconds.values()))
     return "\n".join([head, "", *(f"  {_padded(name)}{text}" for name, text in rows)])
+
+
+def _storage_rows(summary: Summary, word: dict[str, str]) -> list[tuple[str, str]]:
+    if summary.loaded is None:
+        return [(word["storage"], word["no_storage"])] if not summary.storage["requests"] else []
+    by_rank = ", ".join(f"{used['requests']}" for used in summary.storage["by_rank"])
+    used = {"requests": summary.storage["requests"], "mb": summary.storage["bytes"] / 1e6, "by_rank": by_rank}
+    return [
+        (word["loaded"], word["loaded_line"].format(mb=summary.loaded["bytes"] / 1e6, **summary.loaded)),
+        (word["storage"], word["storage_line"].format(**used)),
+    ]
 
 
 def _samples_line(summary: Summary, word: dict[str, str]) -> str:

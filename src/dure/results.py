@@ -16,6 +16,20 @@ class Apart:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """Pretrained weights that a rank began with, and what it asked of the storage for them."""
+
+    weights: str
+    how: str
+    fingerprint: str
+    bytes: int
+    requests: int
+    """Of this rank."""
+    read_bytes: int
+    """Of this rank."""
+
+
+@dataclass(frozen=True)
 class RankResult:
     """The end of one rank's run."""
 
@@ -36,3 +50,5 @@ class RankResult:
     lost_events: int
     apart: Apart | None
     notes: tuple[str, ...]
+    loaded: Loaded | None = None
+    """The pretrained weights, if there are any."""

@@ -37,6 +37,9 @@ from dure.batches import Batch, Batches, Plan, check_dataset
 from dure.errors import DureError, UsageError
 from dure.evaluation import Judged, evaluate
 from dure.exchange.group import Group, join_world, node_group
+from dure.loading.circle import Standing
+from dure.loading.load import How
+from dure.loading.loader import Loader, Model
 from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
@@ -139,6 +142,9 @@ class Team:
         self.pulse = pulse
         self.group = Group(None, setting.rank, setting.ranks, pulse.waiting)
         """All ranks, for small exchanges on the training thread."""
+        standing = Standing(self.group, world.node, world.local_rank, setting.deadline_seconds)
+        self.loader = Loader(standing, setting.seed, setting.device, pulse)
+        """Loads pretrained weights, and says what it took."""
         self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}
         self._sharded: dict[int, _Sharded] = {}
@@ -168,6 +174,23 @@ class Team:
                 raise UsageError(
                     f"{name} is {values[0]!r} on rank 0 and {values[odd]!r} on rank {odd}; start all with the same"
                 )
+
+    def load(
+        self,
+        model: Model,
+        *,
+        weights: str,
+        how: How = "slices",
+        strict: bool = True,
+        storage: str | Path = ".",
+    ) -> torch.nn.Module:
+        """The model with pretrained weights, the same bits on every rank; storage is read once, not once a rank.
+
+        `model` is a module, a function that makes one (better: then nothing is drawn only to be overwritten), or
+        what `from_pretrained` takes, for a Hugging Face folder. `weights` is a path in `storage`, an absolute one, or
+        s3://…. Any rank's trouble with them is raised on all ranks.
+        """
+        return self.loader.load(model, weights, how=how, strict=strict, storage=storage).module
 
     def replicate(
         self, module: torch.nn.Module, *, find_unused: bool = False, known: ProbeResult | None = None

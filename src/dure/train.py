@@ -6,17 +6,19 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dure import events, factory, update
+from dure import events, factory, results, update
 from dure.audit import fingerprints_of, whole_fingerprint
 from dure.batches import MANY_IDS, Batch, Batches, check_dataset
 from dure.fingerprint import weights_sha256
 from dure.job import LoadedJob
+from dure.loading.load import Loaded, Progress
 from dure.lockstep import Outcome, probe_on
 from dure.loss import LOSSES, METRICS, LossSum, as_sum
 from dure.pulse import Phase
@@ -72,8 +74,9 @@ class Run:
         began = time.perf_counter()
         self.team.pulse.beat(0, Phase.LOADING)
         job, make = self.loaded.job, self._make
+        self.weights: Loaded | None = None
         self.loss_sum: LossSum = self._named(job.train.loss, "train.loss", LOSSES)
-        module: torch.nn.Module = make("model.factory", job.model.factory, job.model.args)
+        module = self._model()
         refuse_what_cannot_be_exact(module)
         module.to(self.team.setting.device)
         self.batches = self._batches()
@@ -201,6 +204,19 @@ class Run:
             lost_events=self.recorder.lost,
             apart=apart,
             notes=tuple(self.notes),
+            loaded=self._loaded(),
+        )
+
+    def _loaded(self) -> results.Loaded | None:
+        if self.weights is None:
+            return None
+        return results.Loaded(
+            weights=str(self.loaded.job.model.weights),
+            how=self.weights.how,
+            fingerprint=self.weights.fingerprint,
+            bytes=self.weights.nbytes,
+            requests=int(self.weights.access["read_requests"]),
+            read_bytes=int(self.weights.access["read_bytes"]),
         )
 
     def _own_fingerprint(self) -> str:
@@ -234,6 +250,66 @@ class Run:
             collate=self._collate(),
         )
 
+    def _model(self) -> torch.nn.Module:
+        """From the seed alone (scenario B), or with pretrained weights (scenario A)."""
+        wanted = self.loaded.job.model
+        model: Any = self.loaded.arguments(wanted.args)
+        if wanted.factory is not None:
+            model = partial(self._make, "model.factory", wanted.factory, wanted.args)
+        if wanted.weights is None:
+            return model()  # type: ignore[no-any-return]
+        self.weights = loaded = self.team.loader.load(
+            model,
+            wanted.weights,
+            how=wanted.load,
+            strict=wanted.strict,
+            storage=self.loaded.storage,
+            progress=self._show_loading(),
+        )
+        for names, what in (
+            (loaded.missing, "not in the file of weights: drawn from the seed"),
+            (loaded.unexpected, "only in the file of weights: left out"),
+        ):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                self._note(f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'} {what}")
+        used = loaded.access
+        self.recorder.record(
+            events.WeightsLoaded(
+                loaded.how,
+                loaded.fingerprint,
+                loaded.nbytes,
+                dict(loaded.seconds),
+                f"{loaded.built}; {loaded.way}",
+            )
+        )
+        self.recorder.record(
+            events.StorageUsed(
+                rank=self.team.rank,
+                location=loaded.location,
+                what="weights",
+                requests=int(used["read_requests"]),
+                bytes=int(used["read_bytes"]),
+                seconds=round(used["seconds"], 6),
+            )
+        )
+        return loaded.module
+
+    def _show_loading(self) -> Progress:
+        """Of a load that takes long, a word a second."""
+        began = shown = 0.0
+
+        def show(done: int, total: int) -> None:
+            nonlocal began, shown
+            now = time.perf_counter()
+            if not began:
+                began = shown = now
+            if now - shown >= 1.0:
+                shown = now
+                self.recorder.record(events.Loading(done, total, round(now - began, 3)))
+
+        return show
+
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
         first = next(iter(self.batches.first_only()))
@@ -246,7 +322,10 @@ class Run:
 
     def _agree_on_recipe(self) -> str:
         device = self.team.setting.device.type
-        recipe = recipe_of(self.loaded, device, self.batches.plan.split.samples)
+        weights = None
+        if self.weights is not None:
+            weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
+        recipe = recipe_of(self.loaded, device, self.batches.plan.split.samples, weights)
         self.team.agree(recipe)
         return recipe_hash(recipe)
 
