@@ -20,9 +20,9 @@ def bert_folder() -> Path:
     return Path(package.__file__).parent / "model"
 
 
-def loaded(folder: Path, *, strict: bool = True, **arguments: Any) -> tuple[torch.nn.Module, Match]:
+def loaded(location: Path | str, *, strict: bool = True, **arguments: Any) -> tuple[torch.nn.Module, Match]:
     """A folder's model with our path's weights, read one by one."""
-    store = open_store(folder, read_only=True)
+    store = open_store(location, read_only=True)
     source = Source.from_json(open_source(store, "").to_json())
     module = huggingface.build(source, arguments)
     wanted, ties = wanted_of(module)

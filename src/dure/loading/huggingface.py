@@ -113,19 +113,18 @@ def initialise_rest(module: torch.nn.Module, device: str | torch.device = "cpu")
         raise TypeError(f"{type(module).__name__} is not a model of transformers")
     fresh: dict[int, torch.Tensor] = {}
     names = []
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if tensor.is_meta:
+            fresh[id(tensor)] = _real(tensor, device)
+        else:
+            tensor._is_hf_initialized = True  # type: ignore[attr-defined]
     for prefix, part in module.named_modules():
         for table in (part._parameters, part._buffers):
             for name, tensor in table.items():
-                if tensor is None:
-                    continue
-                if tensor.is_meta:
-                    # One new tensor for all names of a tied one.
-                    if id(tensor) not in fresh:
-                        fresh[id(tensor)] = _real(tensor, device)
+                # All names of a tied tensor get the same new one.
+                if tensor is not None and id(tensor) in fresh:
                     table[name] = fresh[id(tensor)]
                     names.append(f"{prefix}.{name}" if prefix else name)
-                elif id(tensor) not in {id(new) for new in fresh.values()}:
-                    tensor._is_hf_initialized = True
     module.initialize_weights()  # type: ignore[operator]
     return tuple(names)
 
