@@ -22,7 +22,7 @@ _NOT_IN_THE_BITS = {
 
 def recipe_of(loaded: LoadedJob, device: str, samples: int) -> dict[str, Any]:
     """Everything that decides the weights after step n, in words."""
-    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval"})
+    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval", "checkpoint"})
     for section, keys in _NOT_IN_THE_BITS.items():
         for key in keys:
             del job[section][key]
