@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 VERSION = 1
 """Of the schema below; readers refuse a newer one."""
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -228,12 +229,14 @@ class Recorder:
 
 def _mend(path: Path) -> None:
     """Take off half a line that a killed session left, or it would spoil the next one's first."""
-    try:
-        with path.open("r+b") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
-    except FileNotFoundError:
+    size = path.stat().st_size if path.is_file() else 0
+    if size == 0:
         return
+    with path.open("r+b") as file:
+        file.seek(max(0, size - _LONGEST_LINE))
+        tail = file.read(_LONGEST_LINE)
+        if not tail.endswith(b"\n"):
+            file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
 
 
 def sessions_in(path: Path) -> int:
