@@ -6,10 +6,12 @@ DureError                 1   training failed
 │       └── WeightsError  2   a file of weights is damaged, or does not fit the model
 ├── ModelRefused          2   the model does something that cannot be exact
 ├── StorageError          1   shared storage refused, is not there, or gave less than it should
+├── CheckpointError       1   a checkpoint is damaged, of another job, or of a newer format
 ├── RankFailed            1   a rank raised, was killed or hung; names the first cause
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
 ├── ReplicasDiffer        3   fingerprints that must agree do not
+├── Resumable            75   stopped early, at a step, and saved: the same command goes on
 └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
 """
 
@@ -46,6 +48,10 @@ class StorageError(DureError):
     """Shared storage refused, is not there, or holds less than it should; names the storage and the file."""
 
 
+class CheckpointError(DureError):
+    """A checkpoint cannot be saved or used; says why."""
+
+
 class PeerLost(DureError):
     """This rank waited for peers that never came; usually the aftermath of another rank's failure."""
 
@@ -58,6 +64,12 @@ class ReplicasDiffer(DureError):
     """Replicas that must be the same bits are not."""
 
     exit_code = 3
+
+
+class Resumable(DureError):
+    """The run was asked to stop, finished its step and saved; the same command goes on from there."""
+
+    exit_code = 75
 
 
 class StoppedAtOnce(DureError):

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 VERSION = 1
 """Of the schema below; readers refuse a newer one."""
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class TeamFormed(Event):
     parameters: int
     samples: int
     steps: int
+    session: int = 0
+    """How often this run was resumed before; events up to the next TeamFormed belong to it."""
+    start: int = 0
+    """The first step of this session: earlier sessions' work from there on is done again."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,20 @@ class StorageUsed(Event):
 
 
 @dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint was written, off the step path; or could not be."""
+
+    kind = "checkpoint"
+    step: int
+    """The next one: so many are in it."""
+    name: str | None
+    """None: it could not be saved, and nothing changed."""
+    trouble: str | None
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Noted(Event):
     """Something the user should know."""
 
@@ -166,6 +185,9 @@ class Recorder:
     """Events that could not be kept; the run is then incompletely recorded."""
     _buffer: deque[tuple[float, Event]] = field(default_factory=deque)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _idle: threading.Event = field(default_factory=threading.Event)
+    """All that was there at the last look is written."""
+    _mended: bool = False
     _closing: bool = False
     _thread: threading.Thread | None = None
 
@@ -181,6 +203,16 @@ class Recorder:
             self._thread = threading.Thread(target=self._write_all, name="events", daemon=True)
             self._thread.start()
 
+    def flush(self, deadline_seconds: float = 5.0) -> None:
+        """Wait until what was recorded so far is written, or could not be; not on the training thread."""
+        if self._thread is None:
+            return
+        deadline = time.monotonic() + deadline_seconds
+        self._idle.clear()
+        self._wake.set()
+        while not self._idle.wait(0.05) and time.monotonic() < deadline:
+            self._wake.set()
+
     def close(self, deadline_seconds: float = 5.0) -> None:
         """Write what is left, waiting at most `deadline_seconds` for a slow disk."""
         self._closing = True
@@ -194,6 +226,9 @@ class Recorder:
         while True:
             self._wake.wait(0.1)
             closing = self._closing
+            if not closing:
+                self._wake.clear()
+            asked = not self._idle.is_set()
             batch = [self._buffer.popleft() for _ in range(len(self._buffer))]
             try:
                 self._append("".join(encode(event, at) for at, event in batch))
@@ -205,13 +240,40 @@ class Recorder:
                         file=sys.stderr,
                     )
                 told = True
+            if asked:
+                self._idle.set()
             if closing and not self._buffer:
                 return
 
     def _append(self, lines: str) -> None:
         if lines and self.path is not None:
+            if not self._mended:
+                _mend(self.path)
+                self._mended = True
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(lines)
+
+
+def _mend(path: Path) -> None:
+    """Take off half a line that a killed session left, or it would spoil the next one's first."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size == 0:
+        return
+    with path.open("r+b") as file:
+        file.seek(max(0, size - _LONGEST_LINE))
+        tail = file.read(_LONGEST_LINE)
+        if not tail.endswith(b"\n"):
+            file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+
+
+def sessions_in(path: Path) -> int:
+    """How often the run was begun or resumed, by one rank's events; a look that decodes nothing."""
+    mark = f'"kind": "{TeamFormed.kind}"'.encode()
+    try:
+        with path.open("rb") as file:
+            return sum(mark in line[:40] for line in file)
+    except FileNotFoundError:
+        return 0
 
 
 def encode(event: Event, at: float) -> str:

@@ -29,7 +29,7 @@ def recipe_of(
 
     `weights` is what tells loaded weights from others, wherever they lie and whoever read them.
     """
-    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval"})
+    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval", "checkpoint"})
     for section, keys in _NOT_IN_THE_BITS.items():
         for key in keys:
             del job[section][key]

@@ -52,3 +52,5 @@ class RankResult:
     notes: tuple[str, ...]
     loaded: Loaded | None = None
     """The pretrained weights, if there are any."""
+    start: int = 0
+    """The first step of this session; more than 0 when the run was resumed."""

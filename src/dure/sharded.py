@@ -151,6 +151,11 @@ class ShardedUpdate:
             if id(parameter) in own
         ]
 
+    @property
+    def parts(self) -> dict[torch.Tensor, tuple[torch.nn.Parameter, Fragment]]:
+        """What stands in this rank's optimizer for a part of a parameter; not what it has whole."""
+        return {part: (parameter, fragment) for part, parameter, fragment in self._parts}
+
     def close(self) -> None:
         """Let go of what is shared with the others."""
         self._handover.close()

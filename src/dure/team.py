@@ -34,6 +34,7 @@ from torch.utils.data import Dataset
 
 from dure.audit import how_far_apart, prove_same
 from dure.batches import Batch, Batches, Plan, check_dataset
+from dure.checkpoint.state import Part, Sharing
 from dure.errors import DureError, UsageError
 from dure.evaluation import Judged, evaluate
 from dure.exchange.group import Group, join_world, node_group
@@ -272,6 +273,16 @@ class Team:
                 lockstep.keep_own(update.own_places)
         return optimizer
 
+    def sharing(self, optimizer: torch.optim.Optimizer) -> Sharing | None:
+        """Which parts of a sharded optimizer this rank holds; None for one that every rank has whole."""
+        sharded = self._sharded.get(id(optimizer))
+        if sharded is None:
+            return None
+        parts = {
+            part: Part(whole, cut.start, cut.stop) for part, (whole, cut) in sharded.update.parts.items()
+        }
+        return Sharing(parts, sharded.ranks, self.world.node, self.world.nodes)
+
     def batches(
         self,
         dataset: Dataset[Any],
@@ -311,11 +322,16 @@ class Team:
         self.update(model, optimizer, schedule=schedule, clip_norm=clip_norm)
         return outcome.loss
 
-    def forward_backward(self, model: DistributedDataParallel, batch: Batch, loss: LossSum) -> Outcome:
-        """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards."""
+    def forward_backward(
+        self, model: DistributedDataParallel, batch: Batch, loss: LossSum, wish: int = 0
+    ) -> Outcome:
+        """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards.
+
+        `wish` are bits of this rank; the outcome has those of all ranks.
+        """
         lockstep = self._lockstep(model)
         lockstep.prepare(batch, loss)
-        return lockstep.forward_backward(batch, loss)
+        return lockstep.forward_backward(batch, loss, wish)
 
     def update(
         self,

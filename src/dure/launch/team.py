@@ -37,13 +37,15 @@ def run_team(
     tee: bool = False,
     preload: Sequence[str] = TORCH_WITH_DDP,
     grace_seconds: float = 1.0,
+    ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
     Ranks find torchrun's environment variables, `threads` threads, and their output in `folder.log(rank)`
     (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
     are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
-    all stacks are collected and the run is ended; `math.inf` never ends it.
+    all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
+    the first Ctrl-C, SIGTERM or SIGUSR1, for ranks that can stop at a step and save; a second one stops at once.
 
     Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
     use; no process is left then. Call it from the main thread.
@@ -68,6 +70,7 @@ def run_team(
         on_tick=on_tick,
         tee=tee,
         grace_seconds=grace_seconds,
+        ask_to_stop=ask_to_stop,
     )
 
 
@@ -84,6 +87,7 @@ def launch(
     on_tick: Callable[[], None] | None,
     tee: bool,
     grace_seconds: float,
+    ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
     """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
     if ranks < 1:
@@ -93,7 +97,7 @@ def launch(
     folder.create()
     forget_last_run(folder, ranks)
     env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", **env}
-    with StopSignals() as stop, listen(port) as listener:
+    with StopSignals(ask_to_stop) as stop, listen(port) as listener:
         logs = [folder.log(rank) for rank in range(ranks)]
         processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
         try:
@@ -144,7 +148,8 @@ def listen(port: int) -> socket.socket:
 
 
 def forget_last_run(folder: RunFolder, ranks: int) -> None:
-    """Remove what an earlier run in the same folder said about its ranks."""
+    """Remove what an earlier run in the same folder said about its ranks, and what was asked of it."""
+    folder.stop.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.pulse(rank)):
             path.unlink(missing_ok=True)
