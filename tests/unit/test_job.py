@@ -108,3 +108,21 @@ def test_broken_toml_and_missing_files_are_told(job, tmp_path):
 
 def test_a_name_cannot_leave_its_folder(job):
     refused(job, "name", text=GOOD.replace('"good"', '"../../etc"'))
+
+
+def test_a_model_needs_a_factory_or_a_folder_that_says_what_to_build(tmp_path):
+    path = tmp_path / "job.toml"
+    rest = '[data]\nfactory = "net.py:data"\nglobal_batch = 4\n[train]\nsteps = 1\n'
+    path.write_text(f"[model]\n{rest}")
+    with pytest.raises(JobError, match=r"model\.factory is missing; give one, or model\.weights"):
+        load_job(path)
+    path.write_text(f'storage = "s3://bucket/job"\n[model]\nweights = "models/minilm"\n{rest}')
+    loaded = load_job(path)
+    assert (loaded.job.model.load, loaded.job.model.strict, loaded.storage) == (
+        "slices",
+        True,
+        "s3://bucket/job",
+    )
+    path.write_text(f'[model]\nweights = "models/minilm"\nload = "everyone"\n{rest}')
+    with pytest.raises(JobError, match=r"model\.load is 'everyone'"):
+        load_job(path)
