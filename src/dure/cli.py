@@ -163,6 +163,10 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=display.tick,
+            max_restarts=team.max_restarts,
+            on_restart=lambda again: display.restarted(
+                again.cause, again.without_progress, again.max_restarts
+            ),
         )
     finally:
         display.close()

@@ -22,6 +22,11 @@ class RunFolder:
         """What `--json` prints, written when the run is done."""
         return self.path / "summary.json"
 
+    @property
+    def restarts(self) -> Path:
+        """When and why the team was started again, one JSON object a line; not there if it never was."""
+        return self.path / "restarts.jsonl"
+
     def events(self, rank: int) -> Path:
         """What this rank recorded, one JSON object a line."""
         return self.path / "events" / f"rank-{rank}.jsonl"
