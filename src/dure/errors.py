@@ -6,6 +6,7 @@ DureError                 1   training failed
 │       └── WeightsError  2   a file of weights is damaged, or does not fit the model
 ├── ModelRefused          2   the model does something that cannot be exact
 ├── StorageError          1   shared storage refused, is not there, or gave less than it should
+├── CheckpointError       1   a checkpoint is damaged, of another job, or of a newer format
 ├── RankFailed            1   a rank raised, was killed or hung; names the first cause
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
@@ -44,6 +45,10 @@ class ModelRefused(DureError):
 
 class StorageError(DureError):
     """Shared storage refused, is not there, or holds less than it should; names the storage and the file."""
+
+
+class CheckpointError(DureError):
+    """A checkpoint cannot be saved or used; says why."""
 
 
 class PeerLost(DureError):

@@ -139,6 +139,11 @@ class ShardedUpdate:
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
+    @property
+    def parts(self) -> dict[torch.Tensor, tuple[torch.nn.Parameter, Fragment]]:
+        """What stands in this rank's optimizer for a part of a parameter; not what it has whole."""
+        return {part: (parameter, fragment) for part, parameter, fragment in self._parts}
+
     def close(self) -> None:
         """Let go of what is shared with the others."""
         self._handover.close()

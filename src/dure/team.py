@@ -34,6 +34,7 @@ from torch.utils.data import Dataset
 
 from dure.audit import how_far_apart, prove_same
 from dure.batches import Batch, Batches, Plan, check_dataset
+from dure.checkpoint.state import Part, Sharing
 from dure.errors import DureError, UsageError
 from dure.evaluation import Judged, evaluate
 from dure.exchange.group import Group, join_world, node_group
@@ -233,6 +234,16 @@ class Team:
             )
             self._sharded[id(optimizer)] = _Sharded(optimizer, ranks, update)
         return optimizer
+
+    def sharing(self, optimizer: torch.optim.Optimizer) -> Sharing | None:
+        """Which parts of a sharded optimizer this rank holds; None for one that every rank has whole."""
+        sharded = self._sharded.get(id(optimizer))
+        if sharded is None:
+            return None
+        parts = {
+            part: Part(whole, cut.start, cut.stop) for part, (whole, cut) in sharded.update.parts.items()
+        }
+        return Sharing(parts, sharded.ranks, self.world.node, self.world.nodes)
 
     def batches(
         self,

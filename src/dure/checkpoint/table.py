@@ -1,0 +1,98 @@
+"""Where each tensor of a state lies, when all of them lie in one memory: the same on every rank, for any team."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from dure.errors import CheckpointError
+
+LINE_BYTES = 64
+"""Tensors start, and are cut, at multiples of this: no element of any type is cut in two."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor, and the bytes of the whole state's memory that are its own."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, without the gap to the next."""
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Table:
+    """All tensors of a state."""
+
+    places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Table:
+        """Lay them out one after the other."""
+        places, start = [], 0
+        for name, dtype, shape in tensors:
+            place = Place(name, dtype, shape, start)
+            places.append(place)
+            start += -(-place.nbytes // LINE_BYTES) * LINE_BYTES
+        return cls(tuple(places))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of the memory that holds them all."""
+        last = self.places[-1] if self.places else None
+        return 0 if last is None else last.start + -(-last.nbytes // LINE_BYTES) * LINE_BYTES
+
+    @cached_property
+    def by_name(self) -> dict[str, Place]:
+        """Each by its name."""
+        return {place.name: place for place in self.places}
+
+    def to_plain(self) -> list[list[Any]]:
+        """For JSON."""
+        return [[p.name, str(p.dtype).removeprefix("torch."), list(p.shape)] for p in self.places]
+
+    @classmethod
+    def from_plain(cls, told: Any) -> Table:
+        """What `to_plain` gave; CheckpointError when it cannot be that."""
+        try:
+            return cls.of((name, dtype_named(dtype), tuple(map(int, shape))) for name, dtype, shape in told)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"its list of tensors cannot be read ({error})") from None
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The type that torch calls so."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"it has a tensor of type {name!r}, which this torch does not know")
+    return found
+
+
+def cut(places: Iterable[Place], part: int, parts: int) -> Iterator[tuple[Place, int, int]]:
+    """The `part`-th of `parts` about equal shares of these tensors: tensor, first element, end."""
+    known = [(place, -(-place.nbytes // LINE_BYTES)) for place in places]
+    lines = sum(length for _, length in known)
+    first, end = part * lines // parts, (part + 1) * lines // parts
+    at = 0
+    for place, length in known:
+        low, high = max(first, at) - at, min(end, at + length) - at
+        if low < high:
+            line = LINE_BYTES // place.dtype.itemsize
+            yield place, low * line, min(high * line, place.numel)
+        at += length
