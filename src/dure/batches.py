@@ -117,6 +117,7 @@ class Batches:
         self.plan = plan
         self.steps = steps
         self._start = start
+        self._workers = workers
         self._begun = False
         self._dataset = dataset
         self._collate = collate
@@ -134,9 +135,19 @@ class Batches:
         return self.steps - self._start
 
     def first_only(self) -> Batches:
-        """The first batch alone, read by this process itself."""
+        """The run's first batch alone, wherever this session starts; read by this process itself."""
+        return Batches(self._dataset, self.plan, steps=1, collate=self._collate)
+
+    def starting_at(self, step: int) -> Batches:
+        """The same batches from a step on: the cursor is the only state that data has."""
         return Batches(
-            self._dataset, self.plan, steps=self._start + 1, start=self._start, collate=self._collate
+            self._dataset,
+            self.plan,
+            steps=self.steps,
+            start=min(step, self.steps),
+            workers=self._workers,
+            collate=self._collate,
+            place=self._place,
         )
 
     def __iter__(self) -> Iterator[Batch]:

@@ -25,7 +25,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "ranks",
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
         "eval": "held out: {metrics}",
-        "restart": "{cause} All ranks start again (restart {without_progress} of {max_restarts} without progress).",
+        "restart": "all ranks start again (restart {without_progress} of {max_restarts} without progress): {cause}",
     },
     "ko": {
         "starting": "랭크 {ranks}개를 시작합니다 …",
@@ -33,7 +33,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "랭크",
         "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
         "eval": "평가: {metrics}",
-        "restart": "{cause} 모든 랭크를 다시 시작합니다 (진전 없는 재시작 {max_restarts}번 중 {without_progress}번째).",
+        "restart": "모든 랭크를 다시 시작합니다 (진전 없는 재시작 {max_restarts}번 중 {without_progress}번째): {cause}",
     },
 }
 _BARS = "▁▂▃▄▅▆▇█"

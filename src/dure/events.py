@@ -7,6 +7,7 @@ writes. When the disk refuses, training goes on, the loss is counted, and the ru
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -139,6 +140,8 @@ class Recorder:
     """Events that could not be kept; the run is then incompletely recorded."""
     _buffer: deque[tuple[float, Event]] = field(default_factory=deque)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _leaving: str = ""
+    """Lines that are being written right now."""
     _closing: bool = False
     _thread: threading.Thread | None = None
 
@@ -154,6 +157,26 @@ class Recorder:
             self._thread = threading.Thread(target=self._write_all, name="events", daemon=True)
             self._thread.start()
 
+    def unwritten(self) -> str:
+        """The lines that may not be on disk yet, from the training thread; a few may be there already."""
+        pending = list(self._buffer)  # first: what leaves the buffer meanwhile is found below
+        leaving = self._leaving
+        return leaving + "".join(encode(event, at) for at, event in pending)
+
+    def bring_in(self, lines: str) -> None:
+        """Record what an earlier process of this rank had, and may not have brought to the disk."""
+        if self.path is None:
+            return
+        try:
+            on_disk = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+            whole, _, cut_short = on_disk.rpartition("\n")
+            if cut_short:
+                os.truncate(self.path, len(on_disk.encode()) - len(cut_short.encode()))
+            known = set(whole.splitlines())
+            self._append("".join(line + "\n" for line in lines.splitlines() if line not in known))
+        except OSError:
+            self.lost += lines.count("\n")
+
     def close(self, deadline_seconds: float = 5.0) -> None:
         """Write what is left, waiting at most `deadline_seconds` for a slow disk."""
         self._closing = True
@@ -167,9 +190,13 @@ class Recorder:
         while True:
             self._wake.wait(0.1)
             closing = self._closing
-            batch = [self._buffer.popleft() for _ in range(len(self._buffer))]
+            batch = list(self._buffer)
             try:
-                self._append("".join(encode(event, at) for at, event in batch))
+                self._leaving = "".join(encode(event, at) for at, event in batch)
+                for _ in batch:  # never in neither place: a state that is kept now must find them
+                    self._buffer.popleft()
+                self._append(self._leaving)
+                self._leaving = ""
             except OSError as error:
                 self.lost += len(batch)
                 if not told:

@@ -170,6 +170,14 @@ class Reduce(Section):
     """`auto`: shared memory within a node, where it can be had; `gloo`: never. The same bits."""
 
 
+class Checkpoint(Section):
+    """What is saved, and how often."""
+
+    memory_every: NonNegativeInt | Literal["auto"] = "auto"
+    """Steps between two states in the launcher's memory, from which a team goes on that lost a rank. `auto`: as
+    often as takes a hundredth of the time; 0: never."""
+
+
 class Job(Section):
     """What to train, on what, how, and by whom."""
 
@@ -183,6 +191,7 @@ class Job(Section):
     train: Train
     team: TeamSection = TeamSection()
     reduce: Reduce = Reduce()
+    checkpoint: Checkpoint = Checkpoint()
 
     @model_validator(mode="after")
     def _one_model_to_shard(self) -> Job:

@@ -14,7 +14,7 @@ from dure.job import LoadedJob
 _NOT_IN_THE_BITS = {
     "data": ("workers",),
     "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
-    "team": ("ranks", "hang_seconds"),
+    "team": ("ranks", "hang_seconds", "max_restarts"),
     "reduce": ("transport",),
 }
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
@@ -22,7 +22,7 @@ _NOT_IN_THE_BITS = {
 
 def recipe_of(loaded: LoadedJob, device: str, samples: int) -> dict[str, Any]:
     """Everything that decides the weights after step n, in words."""
-    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval"})
+    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval", "checkpoint"})
     for section, keys in _NOT_IN_THE_BITS.items():
         for key in keys:
             del job[section][key]

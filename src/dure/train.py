@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dure import events, factory, update
 from dure.audit import fingerprints_of, whole_fingerprint
 from dure.batches import MANY_IDS, Batch, Batches, check_dataset
+from dure.checkpoint.memory import MemoryTier, memory_tier
+from dure.checkpoint.state import Share, State, capture, restore
 from dure.fingerprint import weights_sha256
 from dure.job import LoadedJob
 from dure.lockstep import Outcome, probe_on
@@ -87,6 +89,8 @@ class Run:
             self.team.shard_optimizer(self.model, self.optimizer, share_weights=True)
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
+        self.memory = self._memory_tier()
+        self._go_on()
         self._record_team()
         self.seconds["load"] = time.perf_counter() - began
 
@@ -108,6 +112,7 @@ class Run:
                 and (batch.epoch + 1) % job.eval.every_epochs == 0
             ):
                 judging += self.evaluate()
+            self.keep_if_due()
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
         if self.judged_after != self.steps_done:
@@ -172,6 +177,13 @@ class Run:
             )
         return time.perf_counter() - began
 
+    def keep_if_due(self) -> None:
+        """Keep the state in memory that outlives this rank."""
+        if self.memory is not None and self.memory.is_due(self.steps_done):
+            self.memory.keep(self._capture, self.steps_done, self.recorder.unwritten())
+            if self.memory.trouble:
+                self._note(f"no states are kept in memory: {self.memory.trouble}")
+
     def end(self) -> RankResult:
         """The last proof, and what this rank has to tell."""
         began = time.perf_counter()
@@ -200,6 +212,37 @@ class Run:
             apart=apart,
             notes=tuple(self.notes),
         )
+
+    def _memory_tier(self) -> MemoryTier | None:
+        every, world = self.loaded.job.checkpoint.memory_every, self.team.world
+        if every == 0 or not self.team.setting.sync:  # replicas that are not the same are no state
+            return None
+        return memory_tier(
+            os.environ,
+            world.local_rank,
+            world.local_size,
+            self.team.group,
+            None if every == "auto" else every,
+        )
+
+    def _go_on(self) -> None:
+        """Go on where an earlier team of this run was, if it left a state."""
+        found = self.memory.newest() if self.memory is not None else None
+        if found is not None:
+            sharing = self.team.sharing(self.optimizer)
+            restore(found.state, self.model.module, self.optimizer, self.schedule, sharing)
+            self.steps_done, self.loss = found.state.facts["step"], found.state.facts["loss"]
+            self.batches = self.batches.starting_at(self.steps_done)
+            self.recorder.bring_in(found.events)
+        if self.memory is not None:
+            self.memory.begin(self.steps_done)
+
+    def _capture(self, share: Share) -> State:
+        sharing = self.team.sharing(self.optimizer)
+        if sharing is not None:
+            sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
+        facts = {"step": self.steps_done, "loss": self.loss}
+        return capture(self.model.module, self.optimizer, self.schedule, facts, share, sharing)
 
     def _own_fingerprint(self) -> str:
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))

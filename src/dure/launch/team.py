@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dure.errors import RankFailed, UsageError
+from dure.launch.keep import Keep
 from dure.launch.patience import Restart
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
@@ -105,8 +106,9 @@ def launch(
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
     folder.create()
     forget_last_run(folder, ranks)
-    env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", **env}
-    with StopSignals() as stop, listen(port) as listener:
+    with StopSignals() as stop, listen(port) as listener, Keep() as keep:
+        elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+        env = {**elastic, **env, **(keep.environment if max_restarts else {})}
         logs = [folder.log(rank) for rank in range(ranks)]
         processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
         try:
