@@ -252,6 +252,18 @@ def bench_step(
     _print_figures(step, step.bench_step(sizes=sizes, rounds=rounds, steps=steps), as_json)
 
 
+@bench.command("recover")
+def bench_recover(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What kill -9 of one rank costs: dure train against torchrun with a checkpoint an epoch."""
+    from dure.bench import recover
+
+    _print_figures(recover, recover.bench_recover(ranks=ranks, rounds=rounds), as_json)
+
+
 @bench.command("reduce")
 def bench_reduce(
     ranks: Annotated[int, typer.Option(help="Processes on each node.")] = 4,
