@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ app = typer.Typer(
     \b
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
+    dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -67,7 +69,8 @@ Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a 
 
 
 @app.command(
-    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 130/143 stopped by a signal."
+    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 75 stopped and resumable, "
+    "130/143 stopped at once."
 )
 def train(
     job: Annotated[
@@ -78,6 +81,10 @@ def train(
         list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
     ] = None,
     run_dir: RunDir = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Start anew; an earlier run in --run-dir is moved aside, not deleted."),
+    ] = False,
     port: Port = 0,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
@@ -87,7 +94,8 @@ def train(
 ) -> None:
     """Train a job: N ranks in step, the same bits whatever N is.
 
-    Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints.
+    Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
+    run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
     """
     from dure.job import load_job
 
@@ -95,7 +103,7 @@ def train(
     if print_config:
         _print_config(loaded)
         return
-    run_job(loaded, run_dir, port=port, as_json=as_json, lang=lang)
+    run_job(loaded, run_dir, port=port, as_json=as_json, lang=lang, fresh=fresh)
 
 
 @app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
@@ -139,7 +147,44 @@ def demo(
     run_job(loaded, run_dir, port=0, as_json=as_json, lang=lang)
 
 
-def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool, lang: str | None) -> None:
+@app.command()
+def checkpoints(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    verify: Annotated[bool, typer.Option(help="Read every byte and compare hashes.")] = True,
+    as_json: Json = False,
+) -> None:
+    """List a run's checkpoints, newest first: step, time, size, verified or why not."""
+    from dure.checkpoint.listing import as_rows, in_words
+    from dure.run_folder import RunFolder
+
+    rows = as_rows(RunFolder(run.absolute()), verify=verify)
+    print(json.dumps({"checkpoints": rows}) if as_json else in_words(rows))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    out: Annotated[Path, typer.Argument(help="The file to write, such as model.safetensors.")],
+    step: Annotated[int | None, typer.Option(help="Of which step.", show_default="the newest")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint's weights alone, as plain safetensors with the model's own names."""
+    from dure.checkpoint.export import export_weights
+    from dure.run_folder import RunFolder
+
+    made = export_weights(RunFolder(run.absolute()), out, step)
+    print(json.dumps(made) if as_json else f"{out}: {made['tensors']} tensors of step {made['step']}")
+
+
+def run_job(
+    loaded: LoadedJob,
+    run_dir: Path | None,
+    *,
+    port: int,
+    as_json: bool,
+    lang: str | None,
+    fresh: bool = False,
+) -> None:
     """Launch a job's ranks, show them, and print what came of it."""
     from dure.display import Display
     from dure.files import write_whole
@@ -149,9 +194,17 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
 
     began = time.perf_counter()
     language = chosen_language(lang)
-    folder = _new_run(run_dir, loaded.job.name)
-    write_whole(folder.job, loaded.to_json())
     team = loaded.job.team
+    resumable = loaded.job.checkpoint.wanted and team.sync
+    folder = _new_run(run_dir, loaded.job.name, goes_on=resumable, fresh=fresh)
+    write_whole(folder.job, loaded.to_json())
+
+    def ask_to_stop(signal_name: str) -> None:
+        folder.stop.touch()
+        print(
+            f"dure: {signal_name}: stops after this step and saves; once more stops at once", file=sys.stderr
+        )
+
     display = Display(folder, team.ranks, language)
     try:
         results: list[Any] = run_team(
@@ -167,9 +220,11 @@ def run_job(loaded: LoadedJob, run_dir: Path | None, *, port: int, as_json: bool
             on_restart=lambda again: display.restarted(
                 again.cause, again.without_progress, again.max_restarts
             ),
+            ask_to_stop=ask_to_stop if resumable else None,
         )
     finally:
         display.close()
+        folder.stop.unlink(missing_ok=True)
     inside = sum(results[0].seconds.values())
     summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
     text = json.dumps(summary.as_json())
@@ -324,14 +379,27 @@ def _print_config(loaded: LoadedJob) -> None:
         print(f"{key:<{key_width}}  {value:<{value_width}}  {source}")
 
 
-def _new_run(run_dir: Path | None, name: str) -> RunFolder:
-    """A folder that holds no run yet."""
+def _new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
+    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
     from dure.run_folder import RunFolder
 
     path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = RunFolder(path.absolute())
-    if folder.job.exists():
-        raise UsageError(f"{path} holds a run already; give another --run-dir, or remove it")
+    if folder.job.exists() and fresh:
+        aside = next(
+            place
+            for n in itertools.count(1)
+            if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
+        )
+        try:
+            folder.path.rename(aside)
+        except OSError as error:
+            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
+        print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
+    elif folder.job.exists() and not goes_on:
+        raise UsageError(
+            f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"
+        )
     try:
         folder.create()
     except OSError as error:

@@ -49,7 +49,8 @@ class Display:
         self._ranks = ranks
         self._word = _WORDS[language]
         self._stream = stream or sys.stderr
-        self._read = 0
+        # A run that goes on has shown what it did before.
+        self._read = folder.events(0).stat().st_size if folder.events(0).exists() else 0
         self._rest = ""
         self._steps = 0
         self._last: Stepped | None = None

@@ -11,6 +11,7 @@ DureError                 1   training failed
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
 ├── ReplicasDiffer        3   fingerprints that must agree do not
+├── Resumable            75   stopped early, at a step, and saved: the same command goes on
 └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
 """
 
@@ -63,6 +64,12 @@ class ReplicasDiffer(DureError):
     """Replicas that must be the same bits are not."""
 
     exit_code = 3
+
+
+class Resumable(DureError):
+    """The run was asked to stop, finished its step and saved; the same command goes on from there."""
+
+    exit_code = 75
 
 
 class StoppedAtOnce(DureError):

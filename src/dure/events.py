@@ -7,7 +7,6 @@ writes. When the disk refuses, training goes on, the loss is counted, and the ru
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any, ClassVar
 
 VERSION = 1
 """Of the schema below; readers refuse a newer one."""
+_LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class TeamFormed(Event):
     parameters: int
     samples: int
     steps: int
+    session: int = 0
+    """How often this run was resumed before; events up to the next TeamFormed belong to it."""
+    start: int = 0
+    """The first step of this session: earlier sessions' work from there on is done again."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,20 @@ class StorageUsed(Event):
 
 
 @dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint was written, off the step path; or could not be."""
+
+    kind = "checkpoint"
+    step: int
+    """The next one: so many are in it."""
+    name: str | None
+    """None: it could not be saved, and nothing changed."""
+    trouble: str | None
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Noted(Event):
     """Something the user should know."""
 
@@ -142,6 +160,9 @@ class Recorder:
     _wake: threading.Event = field(default_factory=threading.Event)
     _leaving: str = ""
     """Lines that are being written right now."""
+    _idle: threading.Event = field(default_factory=threading.Event)
+    """All that was there at the last look is written."""
+    _mended: bool = False
     _closing: bool = False
     _thread: threading.Thread | None = None
 
@@ -168,14 +189,20 @@ class Recorder:
         if self.path is None:
             return
         try:
-            on_disk = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-            whole, _, cut_short = on_disk.rpartition("\n")
-            if cut_short:
-                os.truncate(self.path, len(on_disk.encode()) - len(cut_short.encode()))
-            known = set(whole.splitlines())
+            known = set(self.path.read_text(encoding="utf-8").splitlines()) if self.path.exists() else set()
             self._append("".join(line + "\n" for line in lines.splitlines() if line not in known))
         except OSError:
             self.lost += lines.count("\n")
+
+    def flush(self, deadline_seconds: float = 5.0) -> None:
+        """Wait until what was recorded so far is written, or could not be; not on the training thread."""
+        if self._thread is None:
+            return
+        deadline = time.monotonic() + deadline_seconds
+        self._idle.clear()
+        self._wake.set()
+        while not self._idle.wait(0.05) and time.monotonic() < deadline:
+            self._wake.set()
 
     def close(self, deadline_seconds: float = 5.0) -> None:
         """Write what is left, waiting at most `deadline_seconds` for a slow disk."""
@@ -190,6 +217,9 @@ class Recorder:
         while True:
             self._wake.wait(0.1)
             closing = self._closing
+            if not closing:
+                self._wake.clear()
+            asked = not self._idle.is_set()
             batch = list(self._buffer)
             try:
                 self._leaving = "".join(encode(event, at) for at, event in batch)
@@ -205,13 +235,40 @@ class Recorder:
                         file=sys.stderr,
                     )
                 told = True
+            if asked:
+                self._idle.set()
             if closing and not self._buffer:
                 return
 
     def _append(self, lines: str) -> None:
         if lines and self.path is not None:
+            if not self._mended:
+                _mend(self.path)
+                self._mended = True
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(lines)
+
+
+def _mend(path: Path) -> None:
+    """Take off half a line that a killed session left, or it would spoil the next one's first."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size == 0:
+        return
+    with path.open("r+b") as file:
+        file.seek(max(0, size - _LONGEST_LINE))
+        tail = file.read(_LONGEST_LINE)
+        if not tail.endswith(b"\n"):
+            file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+
+
+def sessions_in(path: Path) -> int:
+    """How often the run was begun or resumed, by one rank's events; a look that decodes nothing."""
+    mark = f'"kind": "{TeamFormed.kind}"'.encode()
+    try:
+        with path.open("rb") as file:
+            return sum(mark in line[:40] for line in file)
+    except FileNotFoundError:
+        return 0
 
 
 def encode(event: Event, at: float) -> str:
@@ -220,7 +277,8 @@ def encode(event: Event, at: float) -> str:
 
 
 _KINDS: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (TeamFormed, Stepped, Proved, Evaluated, StorageUsed, Noted, Ended)
+    kind.kind: kind
+    for kind in (TeamFormed, Stepped, Proved, Evaluated, StorageUsed, CheckpointSaved, Noted, Ended)
 }
 
 

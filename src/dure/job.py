@@ -171,11 +171,29 @@ class Reduce(Section):
 
 
 class Checkpoint(Section):
-    """What is saved, and how often."""
+    """What is saved, and how often. A run that was stopped or killed goes on from the newest."""
 
+    folder: str = "checkpoints"
+    """Where: relative to the run's folder, or `s3://bucket/prefix`. `{storage}` stands for the job's storage folder,
+    `{run}` for the name of the run's folder."""
+    every_steps: NonNegativeInt = 0
+    """Steps between two checkpoints; 0: only by time. One is saved at the end too."""
+    every_seconds: Annotated[float, Field(ge=0)] = 600.0
+    """Seconds between two checkpoints; 0: only by steps. Both 0: nothing is ever saved."""
+    keep: PositiveInt = 2
+    """The newest so many stay."""
+    keep_every: NonNegativeInt = 0
+    """Those of every so many steps stay for good; 0: none."""
+    keep_best: str | None = None
+    """A metric of `eval` (`loss` too) whose best checkpoint stays; one is then saved after every evaluation."""
     memory_every: NonNegativeInt | Literal["auto"] = "auto"
     """Steps between two states in the launcher's memory, from which a team goes on that lost a rank. `auto`: as
     often as takes a hundredth of the time; 0: never."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is ever saved."""
+        return bool(self.every_steps or self.every_seconds)
 
 
 class Job(Section):

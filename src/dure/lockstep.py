@@ -9,7 +9,8 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from dure.reduce.hook import GradientExchange, StepExchange, StepTotals
 from dure.reduce.stack import SubtreeStack
 from dure.replica import Buffers, ProbeResult, probe
 from dure.seeds import plant, seed_of
-from dure.shards import rank_of_shard
+from dure.shards import rank_of_shard, shards_of_rank
 from dure.update import UsedParameters, clip, put_back
 
 
@@ -54,6 +55,8 @@ class Outcome:
     compute_seconds: float
     exchange_seconds: float
     """Time this rank only waited for the exchange to end."""
+    wishes: int
+    """What any rank asked for in this step (bits): the same on all ranks."""
 
 
 class Lockstep:
@@ -100,15 +103,18 @@ class Lockstep:
             )
         self._buffers = Buffers(self.model.module, known.written)
 
-    def forward_backward(self, batch: Batch, loss: LossSum) -> Outcome:
-        """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient."""
+    def forward_backward(self, batch: Batch, loss: LossSum, wish: int = 0) -> Outcome:
+        """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient.
+
+        `wish` are bits that all ranks shall know of after the step; they travel with the losses.
+        """
         setting, buffers = self._setting, self._buffers
         assert buffers is not None, "prepare comes first"
         began = time.perf_counter()
         self._step = batch.step
         self._start_anew()
         buffers.begin()
-        step = self._new_exchange(batch)
+        step = self._new_exchange(batch, wish)
         last = batch.shards[-1]
         for shard in batch.shards:
             if shard is not batch.shards[0]:
@@ -135,7 +141,8 @@ class Lockstep:
         buffers.settle(self._group if setting.sync else None)
         self._refuse_not_finite(batch, step.totals)
         mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
-        return Outcome(mean, step.handed_over_at - began, ended - step.handed_over_at)
+        wishes = reduce(or_, map(int, step.totals.wishes))
+        return Outcome(mean, step.handed_over_at - began, ended - step.handed_over_at, wishes)
 
     def update(
         self,
@@ -172,10 +179,11 @@ class Lockstep:
         """End the communication thread."""
         self._exchange.close()
 
-    def _new_exchange(self, batch: Batch) -> StepExchange:
+    def _new_exchange(self, batch: Batch, wish: int) -> StepExchange:
         setting = self._setting
         shape = Pieces.of_step(setting.ranks, setting.shards, batch.active)
-        nothing = StepTotals([0.0] * setting.shards, [0.0] * setting.shards)
+        nothing = StepTotals([0.0] * setting.shards, [0.0] * setting.shards, [0.0] * setting.shards)
+        nothing.wishes[shards_of_rank(setting.rank, setting.ranks, setting.shards).start] = float(wish)
         return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, nothing)
 
     def _backward(self, total: torch.Tensor, step: StepExchange | None) -> None:

@@ -30,6 +30,7 @@ class Phase(IntEnum):
     PROVE = 6
     EVALUATE = 7
     DONE = 8
+    SAVE = 9
 
 
 @dataclass(frozen=True)

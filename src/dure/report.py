@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dure.events import Evaluated, Stepped, read_events
+from dure.events import Evaluated, Stepped, TeamFormed, read_events
 from dure.job import Job
 from dure.language import Language
 from dure.results import RankResult
@@ -63,6 +64,8 @@ class Summary:
     metrics_by_rank: list[dict[str, float]] | None
     """Without synchronisation: each rank's own model judged."""
     notes: list[str] = field(default_factory=list)
+    resumed_from: int | None = None
+    """The step that this session went on from; None when the run was not resumed."""
 
     def as_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -101,23 +104,35 @@ def summarize(
         weights_sha256=first.weights_sha256,
         fingerprints=[result.fingerprint for result in results],
         seconds={name: round(value, 3) for name, value in {**seconds, **first.seconds}.items()},
-        ledger=read_ledger(folder, len(results), first.samples, together),
+        ledger=read_ledger(folder, first.samples, together),
         completely_recorded=lost == 0,
         apart=None if first.apart is None else asdict(first.apart),
         metrics_by_rank=None if together else [result.metrics for result in results],
         notes=notes,
+        resumed_from=first.start or None,
     )
 
 
-def read_ledger(folder: RunFolder, ranks: int, samples: int, together: bool) -> Ledger:
-    """Check from the events that every sample was used exactly once in each complete epoch."""
+def read_ledger(folder: RunFolder, samples: int, together: bool) -> Ledger:
+    """Check from the events that every sample was used exactly once in each complete epoch.
+
+    A run may have had several sessions, with other numbers of ranks. What a session did from the next one's start
+    on was done again, and counts there.
+    """
     marks: Counter[int] = Counter()
     counts: Counter[int] = Counter()
     used: dict[int, Counter[int]] = {}
     judged: dict[int, tuple[int, int, int]] = {}
-    for rank in range(ranks):
-        for event in read_events(folder.events(rank)):
-            if isinstance(event, Stepped):
+    starts = {e.session: e.start for e in read_events(folder.events(0)) if isinstance(e, TeamFormed)}
+    ends = {of: min((at for later, at in starts.items() if later > of), default=math.inf) for of in starts}
+    for path in folder.all_events():
+        end = math.inf
+        for event in read_events(path):
+            if isinstance(event, TeamFormed):
+                end = ends.get(event.session, math.inf)
+            elif isinstance(event, Stepped | Evaluated) and event.step >= end:
+                continue
+            elif isinstance(event, Stepped):
                 marks[event.epoch] = (marks[event.epoch] + int(event.mark, 16)) & _WRAP
                 counts[event.epoch] += event.samples
                 used.setdefault(event.epoch, Counter()).update(event.ids or ())

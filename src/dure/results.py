@@ -36,3 +36,5 @@ class RankResult:
     lost_events: int
     apart: Apart | None
     notes: tuple[str, ...]
+    start: int = 0
+    """The first step of this session; more than 0 when the run was resumed."""

@@ -27,6 +27,15 @@ class RunFolder:
         """When and why the team was started again, one JSON object a line; not there if it never was."""
         return self.path / "restarts.jsonl"
 
+    @property
+    def stop(self) -> Path:
+        """Here while the run is asked to stop at its next step."""
+        return self.path / "stop"
+
+    def all_events(self) -> list[Path]:
+        """What all ranks recorded, in all sessions of the run: there may have been more ranks before."""
+        return sorted((self.path / "events").glob("rank-*.jsonl"))
+
     def events(self, rank: int) -> Path:
         """What this rank recorded, one JSON object a line."""
         return self.path / "events" / f"rank-{rank}.jsonl"

@@ -284,11 +284,16 @@ class Team:
         self.update(model, optimizer, schedule=schedule, clip_norm=clip_norm)
         return outcome.loss
 
-    def forward_backward(self, model: DistributedDataParallel, batch: Batch, loss: LossSum) -> Outcome:
-        """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards."""
+    def forward_backward(
+        self, model: DistributedDataParallel, batch: Batch, loss: LossSum, wish: int = 0
+    ) -> Outcome:
+        """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards.
+
+        `wish` are bits of this rank; the outcome has those of all ranks.
+        """
         lockstep = self._lockstep(model)
         lockstep.prepare(batch, loss)
-        return lockstep.forward_backward(batch, loss)
+        return lockstep.forward_backward(batch, loss, wish)
 
     def update(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import signal
 import socket
 import time
 from dataclasses import dataclass, field, replace
@@ -12,11 +14,17 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dure import events, factory, update
+from dure import __version__, events, factory, update
 from dure.audit import fingerprints_of, whole_fingerprint
 from dure.batches import MANY_IDS, Batch, Batches, check_dataset
+from dure.checkpoint.find import refuse_other_recipe
+from dure.checkpoint.keeper import STOP, Keeper
 from dure.checkpoint.memory import MemoryTier, memory_tier
-from dure.checkpoint.state import Share, State, capture, restore
+from dure.checkpoint.save import WRITE_SECONDS
+from dure.checkpoint.state import Share, State, WholeState, capture, restore
+from dure.checkpoint.where import location, open_to_write
+from dure.errors import DureError, Resumable
+from dure.exchange.group import node_group
 from dure.fingerprint import weights_sha256
 from dure.job import LoadedJob
 from dure.lockstep import Outcome, probe_on
@@ -45,9 +53,10 @@ def run_rank(job_text: str, run_path: str) -> RankResult:
         transport=loaded.job.reduce.transport,
         hang_seconds=section.hang_seconds,
     ) as team:
-        recorder = events.Recorder(RunFolder(Path(run_path)).events(team.rank))
-        run = Run(loaded, team, recorder, {"start": time.perf_counter() - began})
+        folder = RunFolder(Path(run_path))
+        recorder = events.Recorder(folder.events(team.rank))
         try:
+            run = Run(loaded, folder, team, recorder, {"start": time.perf_counter() - began})
             run.train()
             return run.end()
         finally:
@@ -59,6 +68,7 @@ class Run:
     """One rank's run of a job."""
 
     loaded: LoadedJob
+    folder: RunFolder
     team: Team
     recorder: events.Recorder
     seconds: dict[str, float]
@@ -89,8 +99,9 @@ class Run:
             self.team.shard_optimizer(self.model, self.optimizer, share_weights=True)
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
+        self.keeper = self._keeper()
         self.memory = self._memory_tier()
-        self._go_on()
+        self.start = self._resume()
         self._record_team()
         self.seconds["load"] = time.perf_counter() - began
 
@@ -98,7 +109,8 @@ class Run:
         """The loop."""
         job, began, judging = self.loaded.job, time.perf_counter(), 0.0
         for batch in self.batches:
-            outcome = self.team.forward_backward(self.model, batch, self.loss_sum)
+            wish = self.keeper.wish() if self.keeper is not None else 0
+            outcome = self.team.forward_backward(self.model, batch, self.loss_sum, wish)
             updating = time.perf_counter()
             norm = self.team.update(
                 self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
@@ -113,6 +125,7 @@ class Run:
             ):
                 judging += self.evaluate()
             self.keep_if_due()
+            self.save_if_due(outcome.wishes)
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
         if self.judged_after != self.steps_done:
@@ -180,16 +193,47 @@ class Run:
     def keep_if_due(self) -> None:
         """Keep the state in memory that outlives this rank."""
         if self.memory is not None and self.memory.is_due(self.steps_done):
-            self.memory.keep(self._capture, self.steps_done, self.recorder.unwritten())
+            self.memory.keep(self._state_to_keep, self.steps_done, self.recorder.unwritten())
             if self.memory.trouble:
                 self._note(f"no states are kept in memory: {self.memory.trouble}")
 
+    def save_if_due(self, wishes: int) -> None:
+        """Save when all ranks agree that it is time; when one was asked to stop, save and raise Resumable."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        if keeper.due(wishes, self.steps_done, judged=self.judged_after == self.steps_done):
+            keeper.save(self._state(), self._saving)
+        if wishes & STOP and self.steps_done < self.batches.steps:
+            keeper.wait(self._saving)
+            trouble = keeper.last.trouble if keeper.last is not None else None
+            raise Resumable(
+                f"stopped after step {self.steps_done} of {self.batches.steps}, resumable: the same command with "
+                f"--run-dir {self.folder.path} goes on "
+                + (
+                    f"from the checkpoint before, as this one could not be saved: {trouble}"
+                    if trouble
+                    else "from there"
+                )
+            )
+
+    def save_last(self) -> None:
+        """Save the end of the run, unless that was done, and wait until it is there."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        keeper.wait(self._saving)
+        if not keeper.is_saved(self.steps_done):
+            keeper.save(self._state(), self._saving)
+            keeper.wait(self._saving)
+
     def end(self) -> RankResult:
-        """The last proof, and what this rank has to tell."""
+        """The last proof, the last checkpoint, and what this rank has to tell."""
         began = time.perf_counter()
         fingerprint = self.prove() or self._own_fingerprint()
         sha256 = weights_sha256(self.model.module)
         apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
+        self.save_last()
         self.recorder.record(events.Ended(self.steps_done, fingerprint, sha256, self.recorder.lost))
         self.recorder.close()
         self.seconds["prove"] = time.perf_counter() - began
@@ -211,38 +255,114 @@ class Run:
             lost_events=self.recorder.lost,
             apart=apart,
             notes=tuple(self.notes),
+            start=self.start,
         )
+
+    def _keeper(self) -> Keeper | None:
+        """Who saves; nobody where nothing is to be saved, or where ranks have models of their own."""
+        team, settings = self.team, self.loaded.job.checkpoint
+        if not settings.wanted or not team.setting.sync:
+            return None
+        trouble = ""
+        if team.is_leader:
+            try:
+                open_to_write(self.loaded, self.folder)
+            except DureError as error:
+                trouble = str(error)
+        team.group.raise_together(trouble, "opening the storage of checkpoints")
+        keeper = Keeper(
+            open_to_write(self.loaded, self.folder),
+            settings,
+            team.group,
+            team.group.twin(WRITE_SECONDS),
+            self.recorder,
+            self.folder.stop,
+        )
+        signal.signal(signal.SIGUSR1, lambda number, frame: keeper.ask_to_stop())
+        return keeper
 
     def _memory_tier(self) -> MemoryTier | None:
         every, world = self.loaded.job.checkpoint.memory_every, self.team.world
-        if every == 0 or not self.team.setting.sync:  # replicas that are not the same are no state
+        if every == 0 or not self.team.setting.sync:  # replicas that differ are no state
             return None
-        return memory_tier(
-            os.environ,
-            world.local_rank,
-            world.local_size,
-            self.team.group,
-            None if every == "auto" else every,
-        )
+        steps = None if every == "auto" else every
+        return memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, steps)
 
-    def _go_on(self) -> None:
-        """Go on where an earlier team of this run was, if it left a state."""
-        found = self.memory.newest() if self.memory is not None else None
-        if found is not None:
-            sharing = self.team.sharing(self.optimizer)
-            restore(found.state, self.model.module, self.optimizer, self.schedule, sharing)
-            self.steps_done, self.loss = found.state.facts["step"], found.state.facts["loss"]
-            self.batches = self.batches.starting_at(self.steps_done)
-            self.recorder.bring_in(found.events)
+    def _resume(self) -> int:
+        """Go on from the newest state in memory, else from the newest checkpoint, if there is one; returns the
+        first step of this session."""
+        kept = self.memory.newest() if self.memory is not None else None
+        whole = self._newest_saved() if kept is None else kept.state
+        if kept is not None:
+            self.recorder.bring_in(kept.events)
+            if self.keeper is not None:
+                self.keeper.follow(str(kept.state.facts["line"]))
+        if whole is not None:
+            self._go_on_from(whole)
         if self.memory is not None:
             self.memory.begin(self.steps_done)
+        return self.steps_done
 
-    def _capture(self, share: Share) -> State:
+    def _newest_saved(self) -> WholeState | None:
+        if self.keeper is None:
+            return None
+        team = self.team
+        node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
+        where = location(self.loaded, self.folder)
+        return self.keeper.resume(node, lambda found: refuse_other_recipe(found, self.recipe_words, where))
+
+    def _go_on_from(self, whole: WholeState) -> None:
+        restore(whole, self.model.module, self.optimizer, self.schedule, self.team.sharing(self.optimizer))
+        facts = whole.facts
+        self.steps_done, self.loss = int(facts["step"]), float(facts["loss"])
+        self.metrics, self.judged_after = dict(facts["metrics"]), int(facts["judged_after"])
+        self.batches = self.batches.starting_at(self.steps_done)
+        self.team.prove(self.model, self.optimizer, self.steps_done - 1)
+        self._note(f"goes on from step {self.steps_done} of {self.batches.steps}")
+
+    def _state_to_keep(self, share: Share) -> State:
+        """For memory: the launcher is the same, so that it need not be told what run this is."""
         sharing = self.team.sharing(self.optimizer)
         if sharing is not None:
             sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
-        facts = {"step": self.steps_done, "loss": self.loss}
+        facts = {
+            "step": self.steps_done,
+            "line": self.keeper.line if self.keeper is not None else "",
+            "loss": self.loss,
+            "metrics": self.metrics,
+            "judged_after": self.judged_after,
+        }
         return capture(self.model.module, self.optimizer, self.schedule, facts, share, sharing)
+
+    def _state(self) -> State:
+        team, steps = self.team, self.batches.plan.split.steps
+        self._saving()
+        facts = {
+            "step": self.steps_done,
+            "epoch": self.steps_done // steps,
+            "step_of_epoch": self.steps_done % steps,
+            "line": self.keeper.line if self.keeper is not None else "",
+            "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "recipe": self.recipe,
+            "recipe_words": self.recipe_words,
+            "job": self.loaded.to_json(),
+            "seed": team.setting.seed,
+            "shards": team.setting.shards,
+            "threads": team.threads,
+            "ranks": team.world.size,
+            "loss": self.loss,
+            "metrics": self.metrics,
+            "judged_after": self.judged_after,
+            "judged": self.metrics if self.judged_after == self.steps_done else {},
+            "versions": {"dure": __version__, "torch": torch.__version__},
+        }
+        share = Share(team.rank, team.world.size)
+        return capture(
+            self.model.module, self.optimizer, self.schedule, facts, share, team.sharing(self.optimizer)
+        )
+
+    def _saving(self) -> None:
+        self.team.pulse.beat(self.steps_done, Phase.SAVE)
 
     def _own_fingerprint(self) -> str:
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
@@ -287,9 +407,9 @@ class Run:
 
     def _agree_on_recipe(self) -> str:
         device = self.team.setting.device.type
-        recipe = recipe_of(self.loaded, device, self.batches.plan.split.samples)
-        self.team.agree(recipe)
-        return recipe_hash(recipe)
+        self.recipe_words = recipe_of(self.loaded, device, self.batches.plan.split.samples)
+        self.team.agree(self.recipe_words)
+        return recipe_hash(self.recipe_words)
 
     def _record_team(self) -> None:
         section, split = self.loaded.job.team, self.batches.plan.split
@@ -298,6 +418,8 @@ class Run:
                 f"data.global_batch is {split.global_batch}: {section.shards - split.global_batch} of "
                 f"{section.shards} shards have no samples"
             )
+        counted = str(events.sessions_in(self.folder.events(0))) if self.team.is_leader else ""
+        self.session = int(self.team.group.gather(counted, "counting sessions")[0])
         cores = len(os.sched_getaffinity(0))
         busy = section.ranks * section.threads
         if self.team.setting.device.type == "cpu" and busy < cores:
@@ -319,6 +441,8 @@ class Run:
                 parameters=sum(p.numel() for p in self.model.module.parameters()),
                 samples=split.samples,
                 steps=self.batches.steps,
+                session=self.session,
+                start=self.start,
             )
         )
 

@@ -187,10 +187,11 @@ def test_a_port_in_use(job, tmp_path):
         fails(train(job, tmp_path / "run", "--port", port), 2, str(port))
 
 
-def test_a_run_folder_that_is_taken_is_left_alone(job, tmp_path):
-    assert train(job, tmp_path / "run").code == 0
+def test_a_run_folder_that_is_taken_is_left_alone_when_nothing_is_saved_to_go_on_from(job, tmp_path):
+    nothing = ("--set", "checkpoint.every_seconds=0")
+    assert train(job, tmp_path / "run", *nothing).code == 0
     before = (tmp_path / "run" / "summary.json").read_bytes()
-    fails(train(job, tmp_path / "run"), 2, "holds a run already")
+    fails(train(job, tmp_path / "run", *nothing), 2, "holds a run already")
     assert (tmp_path / "run" / "summary.json").read_bytes() == before
 
 

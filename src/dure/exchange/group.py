@@ -133,6 +133,19 @@ class Group:
             dist.all_gather_object(found, value, group=self.group)
         return found
 
+    def raise_together(self, trouble: str, what: str) -> None:
+        """Raise on all ranks what went wrong on one, so that nobody waits for it; "" is no trouble."""
+        for rank, text in enumerate(self.gather(trouble, what)):
+            if text:
+                raise UsageError(text if rank == 0 else f"rank {rank}: {text}")
+
+    def twin(self, deadline_seconds: float) -> Group:
+        """The whole world again, for another thread; a collective call of all its ranks."""
+        if self.size == 1:
+            return Group(None, 0, 1)
+        timeout = timedelta(seconds=deadline_seconds)
+        return Group(dist.new_group(backend="gloo", timeout=timeout), self.rank, self.size)
+
 
 def node_group(everyone: Group, node: int, local_rank: int, device: torch.device) -> Group:
     """The ranks of this node; every rank of the team must call it."""

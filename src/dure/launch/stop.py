@@ -1,16 +1,21 @@
-"""Ctrl-C and friends, as a request that the launcher meets at its next look."""
+"""Ctrl-C and friends, as a request that the launcher meets at its next look.
+
+Where ranks can stop at a step and save, the first one asks them to; the second stops everything at once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 from dure.errors import StoppedAtOnce
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_GENTLE = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What a user, Slurm or a spot instance's end says to a run that may still save."""
 
 
 class StopSignals:
@@ -20,13 +25,18 @@ class StopSignals:
     note of its pid; a second Ctrl-C could strike the clearing up after the first.
     """
 
-    def __init__(self) -> None:
-        self._received: signal.Signals | None = None
+    def __init__(self, ask_ranks: Callable[[str], None] | None = None) -> None:
+        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal."""
+        self._ask_ranks = ask_ranks
+        self._asked = False
+        self._received: list[signal.Signals] = []
         self._at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, *(_GENTLE if self._ask_ranks is not None else ())):
+            if number in self._before:
+                continue
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: what was ignored stays ignored
                 self._before[number] = signal.signal(number, self._receive)
         return self
@@ -38,25 +48,33 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._received is None:
-            self._received = signal.Signals(number)
+        self._received.append(signal.Signals(number))
         if self._at_once:
             self._at_once = False
-            self.check()
+            self.check(gently=False)
 
-    def check(self) -> None:
-        """Raise StoppedAtOnce if a signal has come."""
-        if self._received is not None:
-            name = "Ctrl-C" if self._received is signal.SIGINT else self._received.name
-            raise StoppedAtOnce(f"stopped at once by {name}; all ranks are ended.", 128 + self._received)
+    def check(self, *, gently: bool = True) -> None:
+        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, only for a second one."""
+        if not self._received:
+            return
+        first = self._received[0]
+        name = "Ctrl-C" if first is signal.SIGINT else first.name
+        if gently and self._ask_ranks is not None and first in _GENTLE and len(self._received) == 1:
+            if not self._asked:
+                self._asked = True
+                self._ask_ranks(name)
+            return
+        last = self._received[-1]
+        name = "Ctrl-C" if last is signal.SIGINT else last.name
+        raise StoppedAtOnce(f"stopped at once by {name}; all ranks are ended.", 128 + last)
 
     @contextlib.contextmanager
     def obeyed_at_once(self) -> Iterator[None]:
         """Let a signal raise right away, in a stretch of code where that harms nothing."""
         self._at_once = True
         try:
-            self.check()
+            self.check(gently=False)
             yield
         finally:
             self._at_once = False
-        self.check()
+        self.check(gently=False)

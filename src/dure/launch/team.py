@@ -43,13 +43,15 @@ def run_team(
     grace_seconds: float = 1.0,
     max_restarts: int = 0,
     on_restart: Callable[[Restart], None] | None = None,
+    ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
     Ranks find torchrun's environment variables, `threads` threads, and their output in `folder.log(rank)`
     (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
     are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
-    all stacks are collected and the run is ended; `math.inf` never ends it.
+    all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
+    the first Ctrl-C, SIGTERM or SIGUSR1, for ranks that can stop at a step and save; a second one stops at once.
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
     ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
@@ -80,6 +82,7 @@ def run_team(
         grace_seconds=grace_seconds,
         max_restarts=max_restarts,
         on_restart=on_restart,
+        ask_to_stop=ask_to_stop,
     )
 
 
@@ -98,6 +101,7 @@ def launch(
     grace_seconds: float,
     max_restarts: int = 0,
     on_restart: Callable[[Restart], None] | None = None,
+    ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
     """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
     if ranks < 1:
@@ -106,7 +110,7 @@ def launch(
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
     folder.create()
     forget_last_run(folder, ranks)
-    with StopSignals() as stop, listen(port) as listener, Keep() as keep:
+    with StopSignals(ask_to_stop) as stop, listen(port) as listener, Keep() as keep:
         elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
         env = {**elastic, **env, **(keep.environment if max_restarts else {})}
         logs = [folder.log(rank) for rank in range(ranks)]
@@ -167,7 +171,8 @@ def listen(port: int) -> socket.socket:
 
 
 def forget_last_run(folder: RunFolder, ranks: int) -> None:
-    """Remove what an earlier run in the same folder said about its ranks."""
+    """Remove what an earlier run in the same folder said about its ranks, and what was asked of it."""
+    folder.stop.unlink(missing_ok=True)
     folder.restarts.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.pulse(rank)):

@@ -69,7 +69,7 @@ class Ways:
             extras = [
                 most_pieces(first + rank, place.ranks, place.shards) - 1 for rank in range(place.local_size)
             ]
-            shared = share_or_none(local, extras, 2 * place.shards, place.deadline_seconds, self.wire)
+            shared = share_or_none(local, extras, 3 * place.shards, place.deadline_seconds, self.wire)
             possible = everyone.gather(str(shared is not None), "choosing a way for gradients")
             if shared is not None and set(possible) == {"True"}:
                 if place.nodes == 1:

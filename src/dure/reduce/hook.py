@@ -29,6 +29,8 @@ class StepTotals:
     """Sum of losses, by shard."""
     counts: list[float]
     """Number of things (samples, tokens) those sums are over, by shard."""
+    wishes: list[float]
+    """What ranks ask for besides (small whole numbers, as bits), each at its first shard's place."""
 
     @property
     def count(self) -> float:
@@ -115,14 +117,14 @@ class GradientExchange:
             task()
 
     def _meet_totals(self, step: StepExchange) -> None:
-        losses, counts = step.totals.losses, step.totals.counts
+        totals = step.totals
         try:
-            vector = torch.tensor([losses, counts], dtype=torch.float64)
+            vector = torch.tensor([totals.losses, totals.counts, totals.wishes], dtype=torch.float64)
             self._exchanger.total(vector)
         except BaseException as failure:  # whatever it is, this thread must live to tell it with a bucket
             self._failure = failure
             return
-        step.totals.losses, step.totals.counts = vector.tolist()
+        totals.losses, totals.counts, totals.wishes = vector.tolist()
         step.scale = 1.0 / step.totals.count if step.totals.count else 0.0
 
     def _exchange(

@@ -115,6 +115,15 @@ class BucketStore:
                 return self._create(path, b"".join(first))
             return self._put(path, b"".join(first))
 
+    @property
+    def renames(self) -> bool:
+        """See `Store.renames`."""
+        return False
+
+    def rename_folder(self, folder: str, to: str) -> None:
+        """See `Store.rename_folder`."""
+        raise StorageError(f"{self.location}: cannot rename {folder} to {to}: S3 has no folders to rename")
+
     def remove(self, path: str) -> None:
         """See `Store.remove`."""
         import obstore

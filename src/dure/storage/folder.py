@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dure.errors import StorageError
-from dure.files import is_unfinished, make_folders, write_whole
+from dure.files import is_unfinished, make_folders, sync_folder, write_whole
 from dure.storage.access import Access
 from dure.storage.layout import EVERYTHING, Rights
 from dure.storage.protocol import clean_path, flat, span_of, taken, truncated
@@ -111,6 +111,20 @@ class FolderStore:
                 write_whole(target, self._counted(parts), only_if_absent=only_if_absent)
             except FileExistsError:
                 raise taken(self.location, path) from None
+
+    @property
+    def renames(self) -> bool:
+        """See `Store.renames`."""
+        return True
+
+    def rename_folder(self, folder: str, to: str) -> None:
+        """See `Store.rename_folder`."""
+        folder, to = self._clean(folder), self._clean(to)
+        with self.access.timed(), self._plainly("rename", folder):
+            source, target = self._writable(folder), self._writable(to)
+            self.access.wrote()
+            os.rename(source, target)
+            sync_folder(target.parent)
 
     def remove(self, path: str) -> None:
         """See `Store.remove`."""

@@ -57,6 +57,15 @@ class Store(Protocol):
         """
         ...
 
+    @property
+    def renames(self) -> bool:
+        """Whether a folder can get another name, with all in it, at once. S3 has no such thing."""
+        ...
+
+    def rename_folder(self, folder: str, to: str) -> None:
+        """Give a folder another name; a reader, or a crash, sees the old name or the new one."""
+        ...
+
     def remove(self, path: str) -> None:
         """Remove a file; no error when it is gone already."""
         ...

@@ -1,0 +1,166 @@
+"""Which checkpoints there are, and the newest that can be believed. No pointer says "latest": it could lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dure.checkpoint.load import load, read_verified
+from dure.checkpoint.manifest import (
+    PREFIX,
+    Manifest,
+    NewerFormat,
+    check_files,
+    read_manifest,
+    set_aside,
+    why_broken,
+)
+from dure.checkpoint.state import WholeState
+from dure.errors import CheckpointError, StorageError, UsageError
+from dure.exchange.group import Group
+from dure.storage import Store
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint, or what looks like one."""
+
+    name: str
+    manifest: Manifest | None
+    trouble: str | None
+    """Why it cannot be used, as far as was looked."""
+    newer: bool = False
+    """A newer dure wrote it: whole, but not for this one."""
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Newest last: by the run's beginning, the step, the time."""
+        if self.manifest is None:
+            return ("", -1, self.name)
+        facts = self.manifest.facts
+        return (str(facts.get("line", "")), self.manifest.step, str(facts.get("saved_at", "")))
+
+
+def entries(store: Store, *, deep: bool = False) -> list[Entry]:
+    """All checkpoints, the newest first. `deep` reads every byte and compares hashes; else only sizes."""
+    found = [_entry(store, name, deep) for name in store.names("") if name.startswith(PREFIX)]
+    return sorted(found, key=lambda entry: entry.order, reverse=True)
+
+
+def _entry(store: Store, name: str, deep: bool) -> Entry:
+    manifest = None
+    try:
+        manifest = read_manifest(store, name)
+        if why := why_broken(store, name):
+            return Entry(name, manifest, why)
+        check_files(store, name, manifest)
+        if deep:
+            for file in manifest.files:
+                read_verified(store, name, manifest, file)
+    except NewerFormat as error:
+        return Entry(name, None, str(error), newer=True)
+    except CheckpointError as error:
+        return Entry(name, manifest, why_broken(store, name) or str(error))
+    return Entry(name, manifest, None)
+
+
+def newest_state(
+    store: Store,
+    everyone: Group,
+    node: Group,
+    accepts: Callable[[Manifest], None],
+    tell: Callable[[str], None],
+) -> WholeState | None:
+    """The newest state that is whole; None when nothing was ever saved. A collective call.
+
+    A damaged one is set aside with a message, and the one before is taken. `accepts` may raise for one that is
+    whole but of another job. Rank 0 looks and decides; the others follow.
+    """
+    tried = 0
+    candidates = _on_leader(everyone, lambda: _candidates(store, tell))
+    for name in candidates:
+        tried += 1
+        manifest = read_manifest(store, name)
+        accepts(manifest)
+        trouble = ""
+        whole = None
+        try:
+            whole = load(store, name, manifest, node)
+        except CheckpointError as error:
+            trouble = str(error)
+        troubles = [text for text in everyone.gather(trouble, "verifying a checkpoint") if text]
+        if not troubles:
+            return whole
+        if everyone.rank == 0:
+            _set_aside(store, name, troubles[0], tell)
+    if tried:
+        raise CheckpointError(
+            f"{store.location}: none of the {tried} newest checkpoints can be used, for the reasons above; "
+            "start anew with --fresh (nothing is deleted)"
+        )
+    return None
+
+
+def _candidates(store: Store, tell: Callable[[str], None]) -> list[str]:
+    """Names to try, newest first; those that are clearly damaged are told and left out."""
+    found = entries(store)
+    names = []
+    for entry in found:
+        if entry.newer:
+            raise CheckpointError(
+                f"{store.location}: {entry.name}: {entry.trouble}, or start anew with --fresh"
+            )
+        if entry.trouble is None:
+            names.append(entry.name)
+        elif not why_broken(store, entry.name):
+            _set_aside(store, entry.name, entry.trouble, tell)
+    if found and not names:
+        raise CheckpointError(
+            f"{store.location}: none of its {len(found)} checkpoint(s) can be used ({found[0].name}: "
+            f"{found[0].trouble}); start anew with --fresh (nothing is deleted)"
+        )
+    return names
+
+
+def _set_aside(store: Store, name: str, why: str, tell: Callable[[str], None]) -> None:
+    tell(f"checkpoint {name} cannot be used: {why}; set aside, the one before is taken")
+    try:
+        set_aside(store, name, why)
+    except StorageError as error:
+        tell(f"checkpoint {name} could not be marked as broken: {error}")
+
+
+def _on_leader(everyone: Group, look: Callable[[], Sequence[str]]) -> list[str]:
+    """What rank 0 finds, on all ranks; its error too, so that nobody waits for it."""
+    told = ""
+    if everyone.rank == 0:
+        try:
+            told = json.dumps({"names": list(look())})
+        except (CheckpointError, StorageError, UsageError) as error:
+            told = json.dumps({"error": str(error), "storage": isinstance(error, StorageError)})
+    found = json.loads(everyone.gather(told, "looking for checkpoints")[0])
+    if "error" in found:
+        raise (StorageError if found["storage"] else CheckpointError)(found["error"])
+    return [str(name) for name in found["names"]]
+
+
+def refuse_other_recipe(manifest: Manifest, recipe: dict[str, Any], where: str) -> None:
+    """Refuse to go on with what another job, or another machine's arithmetic, has begun; says what differs."""
+    different = sorted(_differences(manifest.facts["recipe_words"], json.loads(json.dumps(recipe))))
+    if different:
+        raise UsageError(
+            f"{where} holds checkpoints of another recipe: {'; '.join(different[:5])}; going on would give other "
+            "bits. Give another --run-dir, or start anew with --fresh (nothing is deleted)"
+        )
+
+
+def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
+    """Where two recipes differ, in words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {*before, *now}:
+            dotted = f"{key}.{name}" if key and key != "job" else name
+            yield from _differences(before.get(name), now.get(name), dotted)
+    elif before != now:
+        yield f"{key} was {json.dumps(before)} and is {json.dumps(now)}"

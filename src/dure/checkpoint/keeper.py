@@ -1,0 +1,140 @@
+"""One rank's checkpoints of a run: when one is due, so that all ranks agree, and how each ended."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dure import events
+from dure.checkpoint.find import newest_state
+from dure.checkpoint.manifest import Manifest
+from dure.checkpoint.retain import Keep
+from dure.checkpoint.save import Outcome, Saver, remove_unfinished
+from dure.checkpoint.state import State, WholeState
+from dure.errors import DureError
+from dure.exchange.group import Group
+from dure.job import Checkpoint
+from dure.storage import Store
+
+STOP, DUE, BUSY = 1, 2, 4
+"""What a rank may ask for in a step: to stop after it, to save after it, not to save yet."""
+
+
+class Keeper:
+    """Decides and saves. Ranks' wishes travel with the losses of a step, so that all decide alike."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Checkpoint,
+        everyone: Group,
+        writers: Group,
+        recorder: events.Recorder,
+        stop: Path,
+    ) -> None:
+        """`writers` are the same ranks, for the writing thread alone; `stop` is there when the run shall stop."""
+        self._store = store
+        self._settings = settings
+        self._everyone = everyone
+        self._recorder = recorder
+        self._stop = stop
+        self._asked_to_stop = False
+        self._pending = self._told = False
+        self._saved_at = time.monotonic()
+        self._begun_step = -1
+        self.last: Outcome | None = None
+        """How the last save ended."""
+        self.line = everyone.gather(_now(), "naming this run")[0]
+        """When the run began that this one goes on with: `--fresh` begins another, and deletes nothing."""
+        keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
+        self._saver = Saver(store, writers, keep, recorder.flush, self._done)
+
+    def resume(self, node: Group, accepts: Callable[[Manifest], None]) -> WholeState | None:
+        """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks."""
+        whole = newest_state(self._store, self._everyone, node, accepts, self.tell)
+        if whole is not None:
+            self.line = str(whole.facts["line"])
+            self._begun_step = int(whole.facts["step"])
+        self._clear_away()
+        return whole
+
+    def follow(self, line: str) -> None:
+        """Go on with a run whose state was found elsewhere: nothing has to be read, and all saves are yet to come."""
+        self.line = line
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        if self._everyone.rank == 0:
+            try:
+                remove_unfinished(self._store)
+            except DureError as error:
+                self.tell(f"what a killed run left unfinished could not be removed: {error}")
+
+    def ask_to_stop(self) -> None:
+        """From a signal's handler: stop after the current step."""
+        self._asked_to_stop = True
+
+    def wish(self) -> int:
+        """What this rank asks for in the step that begins."""
+        late = time.monotonic() - self._saved_at >= (self._settings.every_seconds or float("inf"))
+        return (
+            (STOP if self._asked_to_stop or self._stop.exists() else 0)
+            | (DUE if late and self._everyone.rank == 0 else 0)
+            | (BUSY if self._saver.busy else 0)
+        )
+
+    def due(self, wishes: int, step: int, *, judged: bool) -> bool:
+        """Whether all ranks save now, after a step in which they had these wishes. `judged`: it was evaluated."""
+        settings = self._settings
+        by_step = settings.every_steps and step % settings.every_steps == 0
+        if by_step or wishes & DUE or (judged and settings.keep_best is not None):
+            self._pending = True
+        if wishes & STOP:
+            return self._begun_step != step
+        if self._pending and wishes & BUSY and not self._told:
+            self._told = True
+            self.tell(f"the checkpoint due after step {step} waits: the one before is still being written")
+        return self._pending and not wishes & BUSY
+
+    def save(self, state: State, alive: Callable[[], None]) -> None:
+        """Begin to save; waits only for a checkpoint that is still being written, which `due` avoids."""
+        self._saver.wait(alive)
+        self._pending = self._told = False
+        self._saved_at = time.monotonic()
+        self._begun_step = int(state.facts["step"])
+        self._saver.begin(state)
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the state before this step is saved, or on its way."""
+        failed = self.last is not None and self.last.step == step and self.last.trouble is not None
+        return self._begun_step == step and not failed
+
+    def wait(self, alive: Callable[[], None]) -> None:
+        """Wait for the checkpoint under way."""
+        if not self._saver.wait(alive):
+            self.tell("a checkpoint is still being written after the longest wait; it is left behind")
+
+    def tell(self, text: str) -> None:
+        """Tell the user, once for all ranks."""
+        if self._everyone.rank == 0:
+            self._recorder.record(events.Noted(text))
+
+    def _done(self, outcome: Outcome) -> None:
+        self.last = outcome
+        if self._everyone.rank == 0:
+            self._recorder.record(
+                events.CheckpointSaved(
+                    outcome.step, outcome.name, outcome.trouble, outcome.nbytes, round(outcome.seconds, 3)
+                )
+            )
+        if outcome.trouble is not None:
+            self.tell(
+                f"the checkpoint of step {outcome.step} could not be saved: {outcome.trouble}; training goes on, and "
+                "what was saved before is still there"
+            )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,82 @@
+"""One rank's share as a safetensors file: copied once on the step path, written from that copy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from dure.checkpoint.manifest import File
+from dure.checkpoint.state import Piece, State, typed
+from dure.checkpoint.table import Place, Table
+from dure.fingerprint import raw_bytes
+from dure.loading.header import DTYPES
+from dure.storage import Store
+
+CHUNK_BYTES = 8 << 20
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+class Snapshot:
+    """A copy of a rank's share, in memory that the next copy uses again."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._pieces: tuple[Piece, ...] = ()
+        self._table = Table(())
+
+    def take(self, state: State) -> None:
+        """Copy the share: the only thing that a step has to wait for."""
+        # Wide types first, so that every element is aligned in the memory and in the file without a gap.
+        ordered = sorted(state.pieces, key=lambda piece: (-piece.place.dtype.itemsize, piece.offset))
+        nbytes = sum(piece.nbytes for piece in ordered)
+        if self._memory.numel() != nbytes:
+            self._memory = torch.empty(nbytes, dtype=torch.uint8)
+        at = 0
+        for piece in ordered:
+            typed(self._memory, piece.place.dtype, at, piece.nbytes).copy_(piece.values)
+            at += piece.nbytes
+        self._pieces, self._table = tuple(ordered), state.table
+
+    def write(self, store: Store, folder: str, name: str) -> File:
+        """Write the copy under `folder`/`name`; returns what the manifest has to say of it."""
+        head = header_of((piece.place, piece.start, piece.stop) for piece in self._pieces)
+        digest = hashlib.sha256()
+        data = raw_bytes(self._memory)
+
+        def parts() -> Iterator[bytes | memoryview]:
+            digest.update(head)
+            yield head
+            for start in range(0, len(data), CHUNK_BYTES):
+                chunk = data[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                yield chunk
+
+        store.write_whole(f"{folder}/{name}", parts())
+        position = {place.name: at for at, place in enumerate(self._table.places)}
+        pieces = tuple((position[p.place.name], p.start, p.stop) for p in self._pieces)
+        return File(name, len(head) + len(data), digest.hexdigest(), len(head), pieces)
+
+
+def header_of(pieces: Iterable[tuple[Place, int, int]]) -> bytes:
+    """The first bytes of a file of these runs of tensors' elements, whose bytes follow each other without a gap.
+
+    A whole tensor has its own name and shape; a run of one says which.
+    """
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", "written_by": "dure"}}
+    at = 0
+    for place, start, stop in pieces:
+        whole = stop - start == place.numel
+        nbytes = (stop - start) * place.dtype.itemsize
+        key = place.name if whole else f"{place.name}[{start}:{stop}]"
+        shape = list(place.shape) if whole else [stop - start]
+        code = _CODES.get(place.dtype)
+        if code is None:  # a type that the format has no word for: its plain bytes
+            code, shape = "U8", [nbytes]
+        entries[key] = {"dtype": code, "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,179 @@
+"""Save checkpoints off the step path: a copy in memory, then a thread that writes it while training goes on.
+
+Every rank writes its share; rank 0 writes the manifest when all shares are there. In a folder, all that happens under
+another name, and a rename makes it a checkpoint; in a bucket, the manifest does. So a crash at any moment leaves what
+was there before, and whatever goes wrong is told and costs this one checkpoint only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dure.checkpoint.find import entries
+from dure.checkpoint.manifest import MANIFEST, PREFIX, SAVING, File, Manifest, check_files
+from dure.checkpoint.parts import Snapshot
+from dure.checkpoint.retain import Keep, Saved, removable
+from dure.checkpoint.state import State
+from dure.errors import DureError, StorageError
+from dure.exchange.group import Group
+from dure.storage import Store
+
+WRITE_SECONDS = 1800.0
+"""How long the ranks' writing threads wait for each other."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a save ended."""
+
+    step: int
+    name: str | None
+    """None: nothing was saved."""
+    trouble: str | None
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class Saver:
+    """Saves one checkpoint at a time. `group` is for the writing thread alone: one thread uses one group."""
+
+    def __init__(
+        self,
+        store: Store,
+        group: Group,
+        keep: Keep,
+        flush: Callable[[], None],
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """`flush` is called before a checkpoint counts, `done` with how each save ended; both in the thread."""
+        self._store = store
+        self._group = group
+        self._keep = keep
+        self._flush = flush
+        self._done = done
+        self._snapshot = Snapshot()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is still being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, state: State) -> float:
+        """Copy this rank's share and start to write it; returns the seconds that the copy took.
+
+        All ranks begin together, and none may be busy.
+        """
+        assert not self.busy, "one checkpoint at a time"
+        began = time.perf_counter()
+        self._snapshot.take(state)
+        copied = time.perf_counter() - began
+        # What the thread holds must not keep the live tensors: they are the next step's.
+        facts, table = state.facts, state.table
+        self._thread = threading.Thread(
+            target=lambda: self._done(self._save(facts, Manifest(facts, table, ()))),
+            name="checkpoint",
+            daemon=True,
+        )
+        self._thread.start()
+        return copied
+
+    def wait(self, alive: Callable[[], None] = lambda: None) -> bool:
+        """Wait for the checkpoint under way, calling `alive` meanwhile; False when it takes too long."""
+        deadline = time.monotonic() + WRITE_SECONDS
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(0.2)
+            alive()
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _save(self, facts: dict[str, Any], empty: Manifest) -> Outcome:
+        began = time.perf_counter()
+        step = int(facts["step"])
+        try:
+            name, nbytes = self._write(step, empty)
+        except Exception as error:  # whatever it is, training goes on and the user is told
+            words = str(error) if isinstance(error, DureError) else f"{type(error).__name__}: {error}"
+            return Outcome(step, None, words, seconds=time.perf_counter() - began)
+        return Outcome(step, name, None, nbytes, time.perf_counter() - began)
+
+    def _write(self, step: int, empty: Manifest) -> tuple[str, int]:
+        group, store = self._group, self._store
+        name = group.gather(f"{PREFIX}{step:09d}-{uuid.uuid4().hex[:6]}", "naming a checkpoint")[0]
+        folder = f"{SAVING}{name}" if store.renames else name
+        told = self._write_share(folder)
+        everyones = [json.loads(text) for text in group.gather(json.dumps(told), "writing a checkpoint")]
+        verdict = self._finish(name, folder, empty, everyones) if group.rank == 0 else ""
+        verdict = group.gather(verdict, "finishing a checkpoint")[0]
+        if verdict:
+            raise StorageError(verdict)
+        return name, sum(told["file"]["nbytes"] for told in everyones)
+
+    def _write_share(self, folder: str) -> dict[str, Any]:
+        part = f"part-{self._group.rank}-of-{self._group.size}.safetensors"
+        try:
+            file = self._snapshot.write(self._store, folder, part)
+            self._flush()
+        except Exception as error:  # the others must hear of it, or they would wait
+            words = str(error) if isinstance(error, DureError) else f"{type(error).__name__}: {error}"
+            return {"error": f"rank {self._group.rank}: {words}"}
+        return {"file": asdict(file)}
+
+    def _finish(self, name: str, folder: str, empty: Manifest, everyones: list[dict[str, Any]]) -> str:
+        """Rank 0: make it a checkpoint, and let old ones go. Returns what went wrong."""
+        store = self._store
+        trouble = next((told["error"] for told in everyones if "error" in told), "")
+        if not trouble:
+            files = tuple(
+                File(**{**told["file"], "pieces": tuple(map(tuple, told["file"]["pieces"]))})
+                for told in everyones
+            )
+            manifest = Manifest(empty.facts, empty.table, files)
+            try:
+                check_files(store, folder, manifest)
+                store.write_whole(f"{folder}/{MANIFEST}", [manifest.to_bytes()], only_if_absent=True)
+                if store.renames:
+                    store.rename_folder(folder, name)
+            except DureError as error:
+                trouble = str(error)
+        if trouble:
+            with contextlib.suppress(DureError):
+                store.remove_tree(folder)
+            return trouble
+        with contextlib.suppress(DureError):  # what could not be removed now goes after the next save
+            self._let_go(empty.facts)
+        return ""
+
+    def _let_go(self, facts: dict[str, Any]) -> None:
+        """Remove checkpoints of this run that nobody asked to keep, and what killed runs left unfinished."""
+        store, line = self._store, facts.get("line")
+        remove_unfinished(store)
+        own = [
+            Saved(entry.name, entry.manifest.step, entry.manifest.facts.get("judged") or {})
+            for entry in entries(store)
+            if entry.trouble is None
+            and entry.manifest is not None
+            and entry.manifest.facts.get("line") == line
+        ]
+        for name in removable(own, self._keep):
+            # Without its manifest it is no checkpoint any more, however far the removal comes.
+            store.remove(f"{name}/{MANIFEST}")
+            store.remove_tree(name)
+
+
+def remove_unfinished(store: Store) -> None:
+    """Remove what was never finished; only while no save is under way."""
+    for name in store.names(""):
+        unfinished = name.startswith(SAVING) or (
+            name.startswith(PREFIX) and not store.exists(f"{name}/{MANIFEST}")
+        )
+        if unfinished:
+            store.remove_tree(name)

@@ -1,0 +1,45 @@
+"""Where a run's checkpoints are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dure.errors import UsageError
+from dure.files import make_folders
+from dure.job import LoadedJob
+from dure.run_folder import RunFolder
+from dure.storage import Store, open_store
+
+
+def location(loaded: LoadedJob, run: RunFolder) -> str:
+    """What `checkpoint.folder` comes to for this run."""
+    text = loaded.job.checkpoint.folder
+    text = text.replace("{storage}", str(loaded.storage)).replace("{run}", run.path.name)
+    return text if "://" in text else str(run.path / text)
+
+
+def open_to_write(loaded: LoadedJob, run: RunFolder) -> Store:
+    """The storage of this run's checkpoints; a folder is made."""
+    place = location(loaded, run)
+    if "://" not in place:
+        try:
+            make_folders(Path(place))
+        except OSError as error:
+            raise UsageError(
+                f"cannot make the folder for checkpoints, {place}: {error.strerror}; choose another checkpoint.folder"
+            ) from None
+    return open_store(place)
+
+
+def open_to_read(run: RunFolder) -> Store:
+    """The checkpoints of a run that is or was."""
+    try:
+        loaded = LoadedJob.from_json(run.job.read_text(encoding="utf-8"))
+    except OSError:
+        raise UsageError(f"{run.path} holds no run: there is no {run.job.name} in it") from None
+    except ValueError as error:
+        raise UsageError(f"{run.job} cannot be read: {error}") from None
+    place = location(loaded, run)
+    if "://" not in place and not Path(place).is_dir():
+        raise UsageError(f"{run.path} has no checkpoints: there is no folder {place}")
+    return open_store(place, read_only=True)

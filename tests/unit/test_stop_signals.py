@@ -1,0 +1,36 @@
+"""The first signal asks the ranks, the second stops at once; without ranks to ask, the first does."""
+
+import os
+import signal
+
+import pytest
+
+from dure.errors import StoppedAtOnce
+from dure.launch.stop import StopSignals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_the_first_signal_asks_once_and_the_second_stops_at_once(number):
+    asked = []
+    with StopSignals(asked.append) as stop:
+        stop.check()
+        os.kill(os.getpid(), number)
+        stop.check()
+        stop.check()
+        assert asked == ["Ctrl-C" if number == signal.SIGINT else number.name]
+        os.kill(os.getpid(), number)
+        with pytest.raises(StoppedAtOnce, match="stopped at once") as stopped:
+            stop.check()
+    assert stopped.value.exit_code == 128 + number
+
+
+def test_a_signal_before_there_are_ranks_stops_at_once():
+    with StopSignals(lambda name: None) as stop, pytest.raises(StoppedAtOnce), stop.obeyed_at_once():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_hang_up_is_never_gentle():
+    with StopSignals(lambda name: None) as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(StoppedAtOnce):
+            stop.check()
