@@ -20,7 +20,8 @@ def test_a_server_that_is_stopped_and_started_costs_one_checkpoint(s3):
         assert run.save(step).trouble is None
     assert newest(store) == (5, [])
     assert [entry.manifest.step for entry in entries(store, deep=True)] == [5, 4]
-    assert len(store.names("")) == 2, "old ones and half-written ones are gone"
+    left = [name for name in store.names("") if store.names(name)]
+    assert len(left) == 2, "old ones and half-written ones are gone"
 
 
 def test_a_damaged_part_in_a_bucket_is_found_and_the_one_before_used(s3):

@@ -9,6 +9,7 @@ from typing import Any
 
 from dure.checkpoint.load import load, read_verified
 from dure.checkpoint.manifest import (
+    MANIFEST,
     PREFIX,
     Manifest,
     NewerFormat,
@@ -45,7 +46,11 @@ class Entry:
 
 def entries(store: Store, *, deep: bool = False) -> list[Entry]:
     """All checkpoints, the newest first. `deep` reads every byte and compares hashes; else only sizes."""
-    found = [_entry(store, name, deep) for name in store.names("") if name.startswith(PREFIX)]
+    names = [name for name in store.names("") if name.startswith(PREFIX)]
+    if not store.renames:
+        # There, a save that was cut short has its final name already; without a manifest it is nothing.
+        names = [name for name in names if store.exists(f"{name}/{MANIFEST}")]
+    found = [_entry(store, name, deep) for name in names]
     return sorted(found, key=lambda entry: entry.order, reverse=True)
 
 
