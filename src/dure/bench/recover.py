@@ -21,7 +21,6 @@ from typing import Any
 
 from dure.drill.attempt import Attempt
 from dure.errors import DureError
-from dure.launch.team import listen
 from dure.run_folder import RunFolder
 
 BAR_SECONDS = 3.0
@@ -166,9 +165,9 @@ def _dure(job: Path, folder: Path, ranks: int) -> Loss:
 
 
 def _torchrun(script: Path, arguments: Sequence[str], folder: Path, ranks: int) -> Loss:
-    with listen(0) as listener:
-        port = listener.getsockname()[1]
-    own = ["--nproc-per-node", str(ranks), "--master-port", str(port), "--max-restarts", "3"]
+    # Its default rendezvous keeps one store for all restarts, in which new ranks find the addresses of dead ones and
+    # fail; `--standalone` has one that is made for restarts.
+    own = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
     own += ["--log-dir", str(folder / "torchrun")]
     with (folder / "stderr.txt").open("w") as errors:
         process = subprocess.Popen(
@@ -189,15 +188,8 @@ def _torchrun(script: Path, arguments: Sequence[str], folder: Path, ranks: int) 
         process.kill()
         process.wait()
     # Its agent takes its time to end the other ranks, which may still write; only steps of new ranks count.
-    return _loss(
-        [(n, when) for n, when, who in _steps(folder / "steps-0.jsonl")[_old(folder, at) :]], step, at
-    )
-
-
-def _old(folder: Path, at: float) -> int:
-    """How many lines of rank 0 its first process wrote."""
-    lines = _steps(folder / "steps-0.jsonl")
-    return sum(pid == lines[0][2] for _, _, pid in lines)
+    done = _steps(folder / "steps-0.jsonl")
+    return _loss([(number, when) for number, when, who in done if who != done[0][2]], step, at)
 
 
 def _wait_for_step(path: Path, process: subprocess.Popen[bytes]) -> tuple[int, int]:
