@@ -158,6 +158,19 @@ def test_states_too_large_for_the_memory_are_not_kept_and_it_is_said(monkeypatch
         tier.close()
 
 
+def test_a_new_team_has_room_where_the_old_one_had(monkeypatch):
+    trained = Trained(1)
+    with Keep() as keep:
+        for step in (1, 4):
+            tier = memory_tier(keep.environment, 0, 1, Group(None, 0, 1), 1)
+            tier.begin(step)
+            for at in (step + 1, step + 2):
+                tier.keep(lambda share, at=at: trained.capture(share, at), at, "")
+            assert tier.trouble == ""
+            tier.close()
+            monkeypatch.setattr("dure.checkpoint.memory.free_memory_bytes", lambda: 1 << 10)
+
+
 def test_states_are_kept_as_often_as_they_take_a_hundredth_of_the_time():
     cadence, kept = Cadence.begin(None, 10), []
     for step in range(11, 2000):

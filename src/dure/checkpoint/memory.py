@@ -109,12 +109,11 @@ class MemoryTier:
 
     def _have_room(self, state: State) -> bool:
         """Agree on whether two states fit beside everything else."""
-        needed, free = 2 * state.table.nbytes, free_memory_bytes()
+        held = sum(slot.held_bytes for slot in self._slots)  # by an earlier team: it is ours already
+        needed, free = 2 * state.table.nbytes - held, free_memory_bytes()
         trouble = ""
         if needed > free * _SHARE_OF_FREE_MEMORY:
-            trouble = (
-                f"two states are {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB of memory are free"
-            )
+            trouble = f"two states need {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB of memory are free"
         everyones = self._group.gather(trouble, "making room for states")
         self.trouble = next((told for told in everyones if told), "")
         return not self.trouble

@@ -142,6 +142,11 @@ class Slot:
         table = Table.from_plain(told)
         return WholeState(facts, table, _bytes_of(memory, _tensors_at(record.parts), table.nbytes))
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the slot takes already."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
     def close(self) -> None:
         """Let go of the file; the mapping lives as long as tensors look at it."""
         os.close(self._descriptor)
