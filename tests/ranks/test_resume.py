@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from commands import EXAMPLES, dure, train
 
+from dure.events import Stepped, read_events
 from dure.fingerprint import weights_sha256
+from dure.run_folder import RunFolder
 
 JOB = """
 name = "resumed"
@@ -68,14 +70,9 @@ def test_8_then_3_then_5_then_1_ranks_in_the_middle_of_epochs_are_the_bits_of_on
     assert found["ledger"]["epochs"] == 14 // 4
 
 
-def test_a_signal_finishes_the_step_saves_and_ends_resumable_and_the_same_command_goes_on(
-    job, whole, tmp_path
-):
-    from dure.events import Stepped, read_events
-    from dure.run_folder import RunFolder
-
-    folder = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "dure", "train", job, "--ranks", 3, "--run-dir", folder.path, "--json"]
+def started(command, folder, steps):
+    """A run that has done some steps of this session."""
+    before = sum(isinstance(event, Stepped) for event in read_events(folder.events(0)))
     running = subprocess.Popen(
         [str(word) for word in command],
         env={**os.environ, "OMP_NUM_THREADS": "1", "SLOW_SAMPLES": "0.006"},
@@ -84,19 +81,32 @@ def test_a_signal_finishes_the_step_saves_and_ends_resumable_and_the_same_comman
         text=True,
     )
     deadline = time.monotonic() + 90
-    while not any(isinstance(event, Stepped) and event.step >= 2 for event in read_events(folder.events(0))):
+    while sum(isinstance(event, Stepped) for event in read_events(folder.events(0))) < before + steps:
         assert time.monotonic() < deadline
         assert running.poll() is None, running.stderr.read()
         time.sleep(0.02)
-    running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=90)
-    assert running.returncode == 75, err
+    return running
+
+
+def test_a_run_that_is_told_to_stop_and_then_killed_goes_on_with_the_same_bits(job, whole, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    command = [sys.executable, "-m", "dure", "train", job, "--ranks", 3, "--run-dir", folder.path, "--json"]
+    command += ["--set", "checkpoint.every_steps=2"]
+    stopped = started(command, folder, 2)
+    stopped.send_signal(signal.SIGTERM)
+    _, err = stopped.communicate(timeout=90)
+    assert stopped.returncode == 75, err
     assert "resumable" in err
     assert not folder.stop.exists()
+    killed = started(command, folder, 4)
+    killed.kill()
+    killed.communicate(timeout=90)
+    assert killed.returncode == -signal.SIGKILL
     found = json.loads(dure(*command[3:]).out.splitlines()[-1])
-    assert 3 <= found["resumed_from"] < 14
+    assert 4 <= found["resumed_from"] < 14
     assert bits(found) == bits(whole)
     assert found["ledger"]["exactly_once"] is True
+    assert found["ledger"]["epochs"] == 3
 
 
 def test_a_finished_runs_checkpoints_are_listed_and_its_weights_open_in_plain_safetensors(whole, tmp_path):

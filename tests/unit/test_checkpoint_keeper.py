@@ -1,0 +1,59 @@
+"""All ranks decide alike when to save: from the step, and from wishes that all of them know."""
+
+import pytest
+from checkpoints import ALONE
+
+from dure import cli, events
+from dure.checkpoint.keeper import BUSY, DUE, STOP, Keeper
+from dure.job import Checkpoint
+from dure.run_folder import RunFolder
+from dure.storage import open_store
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    def make(**settings):
+        store = open_store(tmp_path)
+        recorder = events.Recorder(None)
+        return Keeper(store, Checkpoint(**settings), ALONE, ALONE, recorder, tmp_path / "stop")
+
+    return make
+
+
+def test_a_checkpoint_is_due_by_steps_by_time_and_after_an_evaluation_for_the_best(keeper):
+    by_steps = keeper(every_steps=3, every_seconds=0)
+    assert [step for step in range(1, 8) if by_steps.due(0, step, judged=True)] == [3, 4, 5, 6, 7]
+    by_time = keeper()
+    assert not by_time.due(0, 3, judged=True)
+    assert by_time.due(DUE, 3, judged=False)
+    assert keeper(keep_best="loss").due(0, 5, judged=True)
+
+
+def test_one_that_is_due_while_another_is_written_waits_for_it(keeper):
+    waiting = keeper(every_steps=3)
+    assert not waiting.due(BUSY, 3, judged=False)
+    assert not waiting.due(BUSY, 4, judged=False)
+    assert waiting.due(0, 5, judged=False)
+
+
+def test_whoever_is_asked_to_stop_saves_even_when_nothing_is_due(keeper, tmp_path):
+    asked = keeper(every_steps=100)
+    assert asked.wish() == 0
+    (tmp_path / "stop").touch()
+    assert asked.wish() == STOP
+    assert asked.due(STOP | BUSY, 7, judged=False)
+    signalled = keeper(every_steps=100)
+    (tmp_path / "stop").unlink()
+    signalled.ask_to_stop()
+    assert signalled.wish() == STOP
+
+
+def test_a_fresh_start_moves_the_earlier_run_aside_and_deletes_nothing(tmp_path, capsys):
+    for number in (1, 2):
+        folder = RunFolder(tmp_path / "run")
+        folder.create()
+        folder.job.write_text(f"run {number}")
+        made = cli._new_run(tmp_path / "run", "job", goes_on=True, fresh=True)
+        assert not made.job.exists()
+        assert (tmp_path / f"run.{number}" / "job.json").read_text() == f"run {number}"
+        assert f"run.{number}" in capsys.readouterr().err
