@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dure.errors import DureError
+from dure.launch import lineage
 from dure.pulse import Beat, Phase, read_beat
 from dure.run_folder import RunFolder
 
@@ -43,6 +45,8 @@ class Attempt:
                 stderr=errors,
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
+                # A drill that is killed leaves no run behind. It has no threads that a fork could catch off guard.
+                preexec_fn=partial(lineage.die_with, os.getpid()),  # noqa: PLW1509
             )
 
     @property
