@@ -1,7 +1,7 @@
 """What a killed rank costs: `dure train` against torchrun with a checkpoint an epoch, the same model and data.
 
-Both are told to start again by themselves. One of the ranks gets a SIGKILL in the middle of the second epoch;
-from then on the clock runs until the next step is done, and until the step is done that was under way.
+One of the ranks gets a SIGKILL in the middle of the second epoch; `dure train` goes on by itself, torchrun is
+started again at once. From then on the clock runs until the next step is done, and until the step is done that was under way.
 """
 
 from __future__ import annotations
@@ -165,31 +165,39 @@ def _dure(job: Path, folder: Path, ranks: int) -> Loss:
 
 
 def _torchrun(script: Path, arguments: Sequence[str], folder: Path, ranks: int) -> Loss:
-    # Its default rendezvous keeps one store for all restarts, in which new ranks find the addresses of dead ones and
-    # fail; `--standalone` has one that is made for restarts.
-    own = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
-    own += ["--log-dir", str(folder / "torchrun")]
-    with (folder / "stderr.txt").open("w") as errors:
-        process = subprocess.Popen(
+    first = _plain(script, arguments, folder, ranks)
+    try:
+        step, pid = _wait_for_step(folder / f"steps-{_VICTIM}.jsonl", first)
+        at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        first.wait(_DEADLINE_SECONDS)
+        # Started again at once, as a batch system would. Its own --max-restarts did not get going again here: new
+        # ranks waited for dead ones.
+        second = _plain(script, arguments, folder, ranks)
+        try:
+            if second.wait(_DEADLINE_SECONDS) != 0:
+                raise DureError(f"torchrun ended with {second.returncode}: {_tail(folder / 'stderr.txt')}")
+        finally:
+            second.kill()
+            second.wait()
+    except subprocess.TimeoutExpired:
+        raise DureError(f"torchrun did not end within {_DEADLINE_SECONDS:.0f} s") from None
+    finally:
+        first.kill()
+        first.wait()
+    done = _steps(folder / "steps-0.jsonl")
+    return _loss([(number, when) for number, when, who in done if who != done[0][2]], step, at)
+
+
+def _plain(script: Path, arguments: Sequence[str], folder: Path, ranks: int) -> subprocess.Popen[bytes]:
+    own = ["--standalone", "--nproc-per-node", str(ranks), "--log-dir", str(folder / "torchrun")]
+    with (folder / "stderr.txt").open("a") as errors:
+        return subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *own, str(script), *arguments],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
             stderr=errors,
         )
-    try:
-        step, pid = _wait_for_step(folder / f"steps-{_VICTIM}.jsonl", process)
-        at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        if process.wait(_DEADLINE_SECONDS) != 0:
-            raise DureError(f"torchrun ended with {process.returncode}: {_tail(folder / 'stderr.txt')}")
-    except subprocess.TimeoutExpired:
-        raise DureError(f"torchrun did not end within {_DEADLINE_SECONDS:.0f} s") from None
-    finally:
-        process.kill()
-        process.wait()
-    # Its agent takes its time to end the other ranks, which may still write; only steps of new ranks count.
-    done = _steps(folder / "steps-0.jsonl")
-    return _loss([(number, when) for number, when, who in done if who != done[0][2]], step, at)
 
 
 def _wait_for_step(path: Path, process: subprocess.Popen[bytes]) -> tuple[int, int]:
