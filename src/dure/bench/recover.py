@@ -1,7 +1,8 @@
 """What a killed rank costs: `dure train` against torchrun with a checkpoint an epoch, the same model and data.
 
 One of the ranks gets a SIGKILL in the middle of the second epoch; `dure train` goes on by itself, torchrun is
-started again at once. From then on the clock runs until the next step is done, and until the step is done that was under way.
+started again at once. From then on the clock runs until the next step is done, and until the step is done
+that was under way.
 """
 
 from __future__ import annotations
