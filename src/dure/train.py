@@ -277,6 +277,7 @@ class Run:
             team.group.twin(WRITE_SECONDS),
             self.recorder,
             self.folder.stop,
+            lambda: team.pulse.beat(0, Phase.LOADING),
         )
         signal.signal(signal.SIGUSR1, lambda number, frame: keeper.ask_to_stop())
         return keeper

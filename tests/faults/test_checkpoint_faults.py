@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import SmallRun, newest
+from checkpoints import ALONE, SmallRun, newest
 
-from dure.checkpoint.find import entries, refuse_other_recipe
+from dure.checkpoint.find import entries, newest_state, refuse_other_recipe
 from dure.errors import CheckpointError, UsageError
 from dure.storage import open_store
 
@@ -95,6 +95,14 @@ def test_when_all_are_broken_the_run_does_not_silently_start_from_nothing(store,
         newest(store)
 
 
+def test_a_long_read_shows_that_it_is_alive(store, saved):
+    beats = []
+    assert (
+        newest_state(store, ALONE, ALONE, lambda manifest: None, print, lambda: beats.append(1)) is not None
+    )
+    assert beats, "a hang watch would end a run that reads a large checkpoint"
+
+
 def test_a_fresh_run_is_newer_than_an_older_one_that_came_further(store):
     SmallRun(store, line="2026-01-01").save(900)
     SmallRun(store, line="2026-01-02", keep=1).save(3)
@@ -145,7 +153,7 @@ def test_storage_that_becomes_read_only_and_writable_again(small_disk):
 SAVING = """
 import os, sys, time
 sys.path[:0] = {path!r}
-from checkpoints import SmallRun, newest
+from checkpoints import ALONE, SmallRun, newest
 from dure.storage import open_store
 store = open_store({folder!r})
 SmallRun(store)  # what torch imports for its first optimizer, once for all children

@@ -77,11 +77,12 @@ def newest_state(
     node: Group,
     accepts: Callable[[Manifest], None],
     tell: Callable[[str], None],
+    alive: Callable[[], None] = lambda: None,
 ) -> WholeState | None:
     """The newest state that is whole; None when nothing was ever saved. A collective call.
 
     A damaged one is set aside with a message, and the one before is taken. `accepts` may raise for one that is
-    whole but of another job. Rank 0 looks and decides; the others follow.
+    whole but of another job. Rank 0 looks and decides; the others follow. `alive` is called while bytes are read.
     """
     tried = 0
     candidates = _on_leader(everyone, lambda: _candidates(store, tell))
@@ -92,7 +93,7 @@ def newest_state(
         trouble = ""
         whole = None
         try:
-            whole = load(store, name, manifest, node)
+            whole = load(store, name, manifest, node, alive)
         except CheckpointError as error:
             trouble = str(error)
         troubles = [text for text in everyone.gather(trouble, "verifying a checkpoint") if text]

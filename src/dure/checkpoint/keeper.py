@@ -33,11 +33,17 @@ class Keeper:
         writers: Group,
         recorder: events.Recorder,
         stop: Path,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
-        """`writers` are the same ranks, for the writing thread alone; `stop` is there when the run shall stop."""
+        """`writers` are the same ranks with more patience, and once saving begins for the writing thread alone.
+
+        `stop` is there when the run shall stop; `alive` is called in long reads.
+        """
         self._store = store
         self._settings = settings
         self._everyone = everyone
+        self._writers = writers
+        self._alive = alive
         self._recorder = recorder
         self._stop = stop
         self._asked_to_stop = False
@@ -53,7 +59,9 @@ class Keeper:
 
     def resume(self, node: Group, accepts: Callable[[Manifest], None]) -> WholeState | None:
         """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks."""
-        whole = newest_state(self._store, self._everyone, node, accepts, self.tell)
+        # A rank may have to read much more than another: with the patience of a step, the others would give up.
+        patient = self._writers if node.size == self._writers.size else node
+        whole = newest_state(self._store, self._writers, patient, accepts, self.tell, self._alive)
         if whole is not None:
             self.line = str(whole.facts["line"])
             self._begun_step = int(whole.facts["step"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -22,8 +22,12 @@ from dure.storage import Store
 CHUNK_BYTES = 16 << 20
 
 
-def load(store: Store, path: str, manifest: Manifest, group: Group) -> WholeState:
+def load(
+    store: Store, path: str, manifest: Manifest, group: Group, alive: Callable[[], None] = lambda: None
+) -> WholeState:
     """All bytes of the checkpoint at `path`, verified. A collective call of a node's ranks.
+
+    `alive` is called while it reads: a large checkpoint on slow storage is not a hang.
 
     CheckpointError, on all ranks, when it is damaged; StorageError when the storage does not answer.
     """
@@ -37,7 +41,7 @@ def load(store: Store, path: str, manifest: Manifest, group: Group) -> WholeStat
             if group.rank == 0:
                 check_files(store, path, manifest)
             for file in manifest.files[group.rank :: group.size]:
-                read_verified(store, path, manifest, file, memoryview(memory))
+                read_verified(store, path, manifest, file, memoryview(memory), alive)
         except (CheckpointError, StorageError) as error:
             trouble = json.dumps([type(error).__name__, str(error)])
         found = [json.loads(text) for text in group.gather(trouble, "verifying a checkpoint") if text]
@@ -59,7 +63,12 @@ def _raise_first(found: list[list[str]]) -> None:
 
 
 def read_verified(
-    store: Store, path: str, manifest: Manifest, file: File, memory: memoryview | None = None
+    store: Store,
+    path: str,
+    manifest: Manifest,
+    file: File,
+    memory: memoryview | None = None,
+    alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Read a file to its end, put its pieces to their places, and compare its hash."""
     digest = hashlib.sha256()
@@ -69,6 +78,7 @@ def read_verified(
         chunk = buffer[: min(CHUNK_BYTES, file.nbytes - start)]
         store.read_into(f"{path}/{file.name}", start, chunk)
         digest.update(chunk)
+        alive()
         end = start + len(chunk)
         for at, nbytes, into in places:
             low, high = max(at, start), min(at + nbytes, end)

@@ -164,16 +164,22 @@ class Saver:
             and entry.manifest.facts.get("line") == line
         ]
         for name in removable(own, self._keep):
-            # Without its manifest it is no checkpoint any more, however far the removal comes.
-            store.remove(f"{name}/{MANIFEST}")
-            store.remove_tree(name)
+            _remove(store, name)
+
+
+def _remove(store: Store, name: str) -> None:
+    """Remove a checkpoint so that it is whole or none, however far the removal comes."""
+    if store.renames:
+        store.rename_folder(name, f"{SAVING}{name}")
+        store.remove_tree(f"{SAVING}{name}")
+    else:
+        store.remove(f"{name}/{MANIFEST}")
+        store.remove_tree(name)
 
 
 def remove_unfinished(store: Store) -> None:
-    """Remove what was never finished; only while no save is under way."""
+    """Remove what was never finished, or not removed to its end; only while no save is under way."""
     for name in store.names(""):
-        unfinished = name.startswith(SAVING) or (
-            name.startswith(PREFIX) and not store.exists(f"{name}/{MANIFEST}")
-        )
-        if unfinished:
+        cut_short = name.startswith(PREFIX) and not store.renames and not store.exists(f"{name}/{MANIFEST}")
+        if name.startswith(SAVING) or cut_short:
             store.remove_tree(name)
