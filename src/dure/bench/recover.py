@@ -172,8 +172,8 @@ def _torchrun(script: Path, arguments: Sequence[str], folder: Path, ranks: int) 
         at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         first.wait(_DEADLINE_SECONDS)
-        # Started again at once, as a batch system would. Its own --max-restarts did not get going again here: new
-        # ranks waited for dead ones.
+        # Started again at once, as a batch system would. Not by its own --max-restarts: where this
+        # was tried, new ranks did no step within a minute, for a reason that was not looked into.
         second = _plain(script, arguments, folder, ranks)
         try:
             if second.wait(_DEADLINE_SECONDS) != 0:
