@@ -216,6 +216,10 @@ def run_job(
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=display.tick,
+            max_restarts=team.max_restarts,
+            on_restart=lambda again: display.restarted(
+                again.cause, again.without_progress, again.max_restarts
+            ),
             ask_to_stop=ask_to_stop if resumable else None,
         )
     finally:
@@ -229,6 +233,45 @@ def run_job(
     except OSError as error:
         print(f"dure: cannot write {folder.summary}: {error}", file=sys.stderr)
     print(text if as_json else in_words(summary, language))
+
+
+@app.command(epilog="Exit codes: 0 all the same bits, 1 a run could not be started, 2 usage, 3 other bits.")
+def drill(
+    job: Annotated[Path, typer.Argument(help="What to train: a TOML file.")],
+    faults: Annotated[
+        str, typer.Option(help="What is to go wrong, with commas.")
+    ] = "kill-rank,kill-all,kill-agent,stop-rank,segfault,corrupt-latest,truncate-latest,disk-full,slow-rank",
+    seed: Annotated[int, typer.Option(help="Chooses the steps and the ranks that are disturbed.")] = 0,
+    ranks: Ranks = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
+    ] = None,
+    run_dir: RunDir = None,
+    as_json: Json = False,
+) -> None:
+    """Train a job undisturbed, then once for every fault, and compare the bits of the weights.
+
+    Each fault strikes at a random step of the second half. The runs are kept in the run folder.
+    """
+    from dure.drill import drill as room
+    from dure.job import load_job
+
+    loaded = load_job(job, _settings(settings or []), ranks)
+    folder = (
+        run_dir or Path("runs") / f"drill-{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    )
+    figures = room.drill(
+        job,
+        faults,
+        folder=folder,
+        ranks=loaded.job.team.ranks,
+        seed=seed,
+        settings=settings or [],
+        say=lambda text: print(f"dure: drill: {text}", file=sys.stderr, flush=True),
+    )
+    _print_figures(room, figures, as_json)
+    if not figures["same_bits"]:
+        raise typer.Exit(3)
 
 
 @bench.command("start")
@@ -262,6 +305,18 @@ def bench_step(
             f"--ranks {ranks}: write team sizes with commas between them, such as --ranks 2,4"
         ) from None
     _print_figures(step, step.bench_step(sizes=sizes, rounds=rounds, steps=steps), as_json)
+
+
+@bench.command("recover")
+def bench_recover(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What kill -9 of one rank costs: dure train against torchrun with a checkpoint an epoch."""
+    from dure.bench import recover
+
+    _print_figures(recover, recover.bench_recover(ranks=ranks, rounds=rounds), as_json)
 
 
 @bench.command("reduce")

@@ -26,6 +26,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "ranks",
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
         "eval": "held out: {metrics}",
+        "restart": "all ranks start again (restart {without_progress} of {max_restarts} without progress): {cause}",
     },
     "ko": {
         "starting": "랭크 {ranks}개를 시작합니다 …",
@@ -34,6 +35,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "랭크",
         "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
         "eval": "평가: {metrics}",
+        "restart": "모든 랭크를 다시 시작합니다 (진전 없는 재시작 {max_restarts}번 중 {without_progress}번째): {cause}",
     },
 }
 _BARS = "▁▂▃▄▅▆▇█"
@@ -70,6 +72,18 @@ class Display:
             self._live.update(self._picture(), refresh=True)
         elif self._last is not self._said and now - self._said_at >= LINE_SECONDS:
             self._say(self._step_line())
+
+    def tell(self, text: str) -> None:
+        """Say something that should stay to be seen."""
+        if self._live is not None:
+            self._live.console.print(f"dure: {text}", highlight=False, markup=False)
+        else:
+            self._say(text)
+
+    def restarted(self, cause: str, without_progress: int, max_restarts: int) -> None:
+        """Say that the team starts again, and why."""
+        words = self._word["restart"]
+        self.tell(words.format(cause=cause, without_progress=without_progress, max_restarts=max_restarts))
 
     def close(self) -> None:
         """Show the last state and let go of the terminal."""

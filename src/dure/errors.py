@@ -83,10 +83,21 @@ class StoppedAtOnce(DureError):
 class RankFailed(DureError):
     """The first rank that failed, with its own story; the other ranks' aftermath is left out."""
 
-    def __init__(self, message: str, *, rank: int, host: str, details: str = "", exit_code: int = 1) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str,
+        details: str = "",
+        exit_code: int = 1,
+        may_pass: bool = False,
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.host = host
         self.details = details
         """The rank's own traceback, or the stacks of a rank that hung."""
         self.exit_code = exit_code
+        self.may_pass = may_pass
+        """Whether trying again may help: the machine failed, not the job."""

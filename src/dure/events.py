@@ -185,6 +185,8 @@ class Recorder:
     """Events that could not be kept; the run is then incompletely recorded."""
     _buffer: deque[tuple[float, Event]] = field(default_factory=deque)
     _wake: threading.Event = field(default_factory=threading.Event)
+    _leaving: str = ""
+    """Lines that are being written right now."""
     _idle: threading.Event = field(default_factory=threading.Event)
     """All that was there at the last look is written."""
     _mended: bool = False
@@ -202,6 +204,22 @@ class Recorder:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_all, name="events", daemon=True)
             self._thread.start()
+
+    def unwritten(self) -> str:
+        """The lines that may not be on disk yet, from the training thread; a few may be there already."""
+        pending = list(self._buffer)  # first: what leaves the buffer meanwhile is found below
+        leaving = self._leaving
+        return leaving + "".join(encode(event, at) for at, event in pending)
+
+    def bring_in(self, lines: str) -> None:
+        """Record what an earlier process of this rank had, and may not have brought to the disk."""
+        if self.path is None:
+            return
+        try:
+            known = set(self.path.read_text(encoding="utf-8").splitlines()) if self.path.exists() else set()
+            self._append("".join(line + "\n" for line in lines.splitlines() if line not in known))
+        except OSError:
+            self.lost += lines.count("\n")
 
     def flush(self, deadline_seconds: float = 5.0) -> None:
         """Wait until what was recorded so far is written, or could not be; not on the training thread."""
@@ -229,9 +247,13 @@ class Recorder:
             if not closing:
                 self._wake.clear()
             asked = not self._idle.is_set()
-            batch = [self._buffer.popleft() for _ in range(len(self._buffer))]
+            batch = list(self._buffer)
             try:
-                self._append("".join(encode(event, at) for at, event in batch))
+                self._leaving = "".join(encode(event, at) for at, event in batch)
+                for _ in batch:  # never in neither place: a state that is kept now must find them
+                    self._buffer.popleft()
+                self._append(self._leaving)
+                self._leaving = ""
             except OSError as error:
                 self.lost += len(batch)
                 if not told:

@@ -163,7 +163,10 @@ class TeamSection(Section):
     sync: bool = True
     """false: no exchange; every rank trains a model of its own, and the run says how far apart they are."""
     hang_seconds: PositiveFloat = 120.0
-    """When no rank moves for so long, the run ends and says who waits for whom."""
+    """When no rank moves for so long, the team is hung; the run says who waits for whom."""
+    max_restarts: NonNegativeInt = 3
+    """How often a team whose machine failed it (a rank killed, crashed, out of memory, hung) is started again
+    without getting to a further step; then the run ends with the first cause. 0: at once."""
 
     @model_validator(mode="after")
     def _a_shard_for_each(self) -> TeamSection:
@@ -200,6 +203,9 @@ class Checkpoint(Section):
     """Those of every so many steps stay for good; 0: none."""
     keep_best: str | None = None
     """A metric of `eval` (`loss` too) whose best checkpoint stays; one is then saved after every evaluation."""
+    memory_every: NonNegativeInt | Literal["auto"] = "auto"
+    """Steps between two states in the launcher's memory, from which a team goes on that lost a rank. `auto`: as
+    often as takes a hundredth of the time; 0: never."""
 
     @property
     def wanted(self) -> bool:

@@ -23,6 +23,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def restarts(self) -> Path:
+        """When and why the team was started again, one JSON object a line; not there if it never was."""
+        return self.path / "restarts.jsonl"
+
+    @property
     def stop(self) -> Path:
         """Here while the run is asked to stop at its next step."""
         return self.path / "stop"

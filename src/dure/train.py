@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from dure.audit import fingerprints_of, whole_fingerprint
 from dure.batches import MANY_IDS, Batch, Batches, check_dataset
 from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.keeper import STOP, Keeper
+from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.save import WRITE_SECONDS
-from dure.checkpoint.state import Share, State, capture, restore
+from dure.checkpoint.state import Share, State, WholeState, capture, restore
 from dure.checkpoint.where import location, open_to_write
 from dure.errors import DureError, Resumable
 from dure.exchange.group import node_group
@@ -104,6 +105,7 @@ class Run:
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
         self.keeper = self._keeper()
+        self.memory = self._memory_tier()
         self.start = self._resume()
         self._record_team()
         self.seconds["load"] = time.perf_counter() - began
@@ -127,6 +129,7 @@ class Run:
                 and (batch.epoch + 1) % job.eval.every_epochs == 0
             ):
                 judging += self.evaluate()
+            self.keep_if_due()
             self.save_if_due(outcome.wishes)
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
@@ -191,6 +194,13 @@ class Run:
                 )
             )
         return time.perf_counter() - began
+
+    def keep_if_due(self) -> None:
+        """Keep the state in memory that outlives this rank."""
+        if self.memory is not None and self.memory.is_due(self.steps_done):
+            self.memory.keep(self._state_to_keep, self.steps_done, self.recorder.unwritten())
+            if self.memory.trouble:
+                self._note(f"no states are kept in memory: {self.memory.trouble}")
 
     def save_if_due(self, wishes: int) -> None:
         """Save when all ranks agree that it is time; when one was asked to stop, save and raise Resumable."""
@@ -290,16 +300,37 @@ class Run:
         signal.signal(signal.SIGUSR1, lambda number, frame: keeper.ask_to_stop())
         return keeper
 
+    def _memory_tier(self) -> MemoryTier | None:
+        every, world = self.loaded.job.checkpoint.memory_every, self.team.world
+        if every == 0 or not self.team.setting.sync:  # replicas that differ are no state
+            return None
+        steps = None if every == "auto" else every
+        return memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, steps)
+
     def _resume(self) -> int:
-        """Go on from the newest checkpoint, if there is one; returns the first step of this session."""
+        """Go on from the newest state in memory, else from the newest checkpoint, if there is one; returns the
+        first step of this session."""
+        kept = self.memory.newest() if self.memory is not None else None
+        whole = self._newest_saved() if kept is None else kept.state
+        if kept is not None:
+            self.recorder.bring_in(kept.events)
+            if self.keeper is not None:
+                self.keeper.follow(str(kept.state.facts["line"]))
+        if whole is not None:
+            self._go_on_from(whole)
+        if self.memory is not None:
+            self.memory.begin(self.steps_done)
+        return self.steps_done
+
+    def _newest_saved(self) -> WholeState | None:
         if self.keeper is None:
-            return 0
+            return None
         team = self.team
         node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
         where = location(self.loaded, self.folder)
-        whole = self.keeper.resume(node, lambda found: refuse_other_recipe(found, self.recipe_words, where))
-        if whole is None:
-            return 0
+        return self.keeper.resume(node, lambda found: refuse_other_recipe(found, self.recipe_words, where))
+
+    def _go_on_from(self, whole: WholeState) -> None:
         restore(whole, self.model.module, self.optimizer, self.schedule, self.team.sharing(self.optimizer))
         facts = whole.facts
         self.steps_done, self.loss = int(facts["step"]), float(facts["loss"])
@@ -307,7 +338,20 @@ class Run:
         self.batches = self.batches.starting_at(self.steps_done)
         self.team.prove(self.model, self.optimizer, self.steps_done - 1)
         self._note(f"goes on from step {self.steps_done} of {self.batches.steps}")
-        return self.steps_done
+
+    def _state_to_keep(self, share: Share) -> State:
+        """For memory: the launcher is the same, so that it need not be told what run this is."""
+        sharing = self.team.sharing(self.optimizer)
+        if sharing is not None:
+            sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
+        facts = {
+            "step": self.steps_done,
+            "line": self.keeper.line if self.keeper is not None else "",
+            "loss": self.loss,
+            "metrics": self.metrics,
+            "judged_after": self.judged_after,
+        }
+        return capture(self.model.module, self.optimizer, self.schedule, facts, share, sharing)
 
     def _state(self) -> State:
         team, steps = self.team, self.batches.plan.split.steps

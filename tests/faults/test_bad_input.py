@@ -153,6 +153,7 @@ def test_a_rank_that_raises_is_the_cause_with_its_own_traceback(job, tmp_path):
     )
     fails(ended, 1, "rank 1", "ValueError: sample 13 is unlucky")
     assert "in raising" in ended.err
+    assert "all ranks start again" not in ended.err  # what the job does wrong it would do again
     assert "PeerLost" not in ended.err
 
 
@@ -160,11 +161,16 @@ def test_a_rank_that_is_killed_is_named(job, tmp_path):
     ended = train(
         job, tmp_path / "run", "--set", "model.factory=" + broken("act"), "--set", "model.args.do=kill"
     )
-    fails(ended, 1, "rank 1", "SIGKILL")
+    fails(ended, 1, "rank 1", "SIGKILL", "started again 3 times and came no further than step 0")
 
 
 def test_ranks_that_wait_too_long_leave_their_stacks(job, tmp_path):
-    settings = ["model.factory=" + broken("act"), "model.args.do=sleep", "team.hang_seconds=3"]
+    settings = [
+        "model.factory=" + broken("act"),
+        "model.args.do=sleep",
+        "team.hang_seconds=3",
+        "team.max_restarts=1",
+    ]
     ended = train(job, tmp_path / "run", *(part for s in settings for part in ("--set", s)))
     fails(ended, 1, "rank 1", "step 0", "stacks")
     stacks = {path.name: path.read_text() for path in (tmp_path / "run" / "stacks").iterdir()}

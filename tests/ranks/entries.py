@@ -128,3 +128,27 @@ def note(folder, name):
     path = Path(folder) / f".{name}"
     path.write_text(str(os.getpid()))
     path.rename(Path(folder) / name)
+
+
+def fail_until(folder, run, restarts, how):
+    """Get one step further each time; the last rank fails in its own way until there were enough restarts."""
+    import torch
+    import torch.distributed as dist
+
+    again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    pulse = Pulse(run.pulse(rank()))
+    pulse.beat(again if how != "kill without progress" else 0, Phase.COMPUTE)
+    print(f"rank {rank()}, restart {again}")
+    dist.barrier()
+    note(folder, f"rank-{rank()}-{again}")
+    if again < restarts and rank() == int(os.environ["WORLD_SIZE"]) - 1:
+        if how == "raise":
+            raise ValueError("a bug")
+        if how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+    total = torch.tensor([float(rank())])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item(), again

@@ -26,7 +26,9 @@ def test_exactly_those_that_nobody_asked_for_may_go(steps, last, every, best, di
     if best is not None and judged:
         sign = 1 if best == "loss" else -1
         values = {each.step: sign * each.metrics[best] for each in judged}
-        champion = {max(step for step in values if values[step] == min(values.values()))}  # of equals, the newest
+        champion = {
+            max(step for step in values if values[step] == min(values.values()))
+        }  # of equals, the newest
     assert gone == steps - newest - multiples - champion
 
 

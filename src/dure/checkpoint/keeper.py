@@ -65,12 +65,20 @@ class Keeper:
         if whole is not None:
             self.line = str(whole.facts["line"])
             self._begun_step = int(whole.facts["step"])
+        self._clear_away()
+        return whole
+
+    def follow(self, line: str) -> None:
+        """Go on with a run whose state was found elsewhere: nothing has to be read, and all saves are yet to come."""
+        self.line = line
+        self._clear_away()
+
+    def _clear_away(self) -> None:
         if self._everyone.rank == 0:
             try:
                 remove_unfinished(self._store)
             except DureError as error:
                 self.tell(f"what a killed run left unfinished could not be removed: {error}")
-        return whole
 
     def ask_to_stop(self) -> None:
         """From a signal's handler: stop after the current step."""

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from dure.errors import RankFailed
 from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
+from dure.launch.patience import Patience, Restart
 from dure.launch.rank import RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -42,6 +43,7 @@ _LOOK_SECONDS = 0.03
 _TICK_SECONDS = 0.1
 _EXIT_SECONDS = 10.0
 _BIRTH_SECONDS = 300.0
+_NO_LIMIT = 1 << 30
 
 
 class OneHost(RendezvousHandler):
@@ -49,7 +51,7 @@ class OneHost(RendezvousHandler):
 
     def __init__(self, listener: socket.socket, run_id: str) -> None:
         self._address, self._port = listener.getsockname()[:2]
-        self._listener = listener
+        self._listener: socket.socket | None = listener
         self._run_id = run_id
         self._store: TCPStore | None = None
 
@@ -63,17 +65,20 @@ class OneHost(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Start the store."""
-        if self._store is None:
-            self._store = TCPStore(
-                self._address,
-                self._port,
-                world_size=1,
-                is_master=True,
-                timeout=datetime.timedelta(seconds=30),
-                multi_tenant=True,
-                master_listen_fd=self._listener.detach(),
-            )
+        """Start a store; each team gets one of its own, so that it meets nothing that a dead one left there."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            listener = socket.create_server((self._address, 0), backlog=2048)
+            self._port = listener.getsockname()[1]
+        self._store = TCPStore(
+            self._address,
+            self._port,
+            world_size=1,
+            is_master=True,
+            timeout=datetime.timedelta(seconds=30),
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
         store = PrefixStore(self._run_id, self._store)
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, self._port))
 
@@ -103,8 +108,8 @@ class Plan:
     """What the agent is to do with its ranks."""
 
     folder: RunFolder
-    start: Callable[[int, dict[str, str]], RankStart]
-    """How a rank begins, from its number and its environment."""
+    start: Callable[[int, dict[str, str], bool], RankStart]
+    """How a rank begins, from its number, its environment, and whether it takes a dead one's place."""
     returns: bool
     """Whether ranks send home a value; otherwise exit code 0 is success."""
     reports: bool
@@ -112,6 +117,9 @@ class Plan:
     grace_seconds: float
     """How long ranks that are told to end may take before they are killed."""
     on_tick: Callable[[], None] | None
+    max_restarts: int
+    """How often the team is born again without getting any further."""
+    on_restart: Callable[[Restart], None] | None
 
 
 class TeamAgent(SimpleElasticAgent):
@@ -130,7 +138,8 @@ class TeamAgent(SimpleElasticAgent):
             local_world_size=ranks.count,
             rdzv_handler=OneHost(listener, plan.folder.path.name),
             entrypoint="dure",
-            max_restarts=0,
+            # Torch counts all restarts of a run; `Patience` counts those without progress, and decides.
+            max_restarts=_NO_LIMIT if plan.max_restarts else 0,
             monitor_interval=_LOOK_SECONDS,
         )
         super().__init__(spec, exit_barrier_timeout=10)
@@ -140,22 +149,45 @@ class TeamAgent(SimpleElasticAgent):
         self._watch = watch
         self._ticked_at = 0.0
         self._leaving: dict[int, float] = {}
+        self._patience = Patience(plan.max_restarts)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         starts = []
         for worker in worker_group.workers:
             env = _rank_environment(worker_group, worker)
-            starts.append(self._plan.start(worker.global_rank, env))
+            env["TORCHELASTIC_RESTART_COUNT"] = str(self._patience.restarts)
+            env["TORCHELASTIC_MAX_RESTARTS"] = str(self._plan.max_restarts)
+            starts.append(self._plan.start(worker.global_rank, env, self._patience.restarts > 0))
         self._ranks.start(starts, _BIRTH_SECONDS, self._look_around)
         return dict(self._ranks.pids)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown()
+        """Clear the way for a new team, at once: what is left of the old one can only wait for its dead."""
+        if stuck := self._ranks.end(0.0):
+            raise RankFailed(
+                f"rank(s) {stuck} cannot be ended, not even by SIGKILL: the kernel waits for a disk or a driver, "
+                "so no new team can start here",
+                rank=stuck[0],
+                host=socket.gethostname(),
+            )
+        self._ranks.forget()
+        self._leaving.clear()
+        if self._watch is not None:
+            self._watch.start_anew()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         self._ranks.end(self._plan.grace_seconds)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        try:
+            return self._look_at_ranks()
+        except RankFailed as failed:
+            restart = self._patience.after(failed, self._watch.furthest_step() if self._watch else 0)
+            if self._plan.on_restart is not None:
+                self._plan.on_restart(restart)
+            return RunResult(state=WorkerState.FAILED)
+
+    def _look_at_ranks(self) -> RunResult:
         self._look_around()
         ranks = self._ranks
         ranks.poll()
@@ -244,8 +276,6 @@ def _rank_environment(group: WorkerGroup, worker: Worker) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "MASTER_ADDR": str(group.master_addr),
         "MASTER_PORT": str(group.master_port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

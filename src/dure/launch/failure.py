@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
-from dure.errors import DureError, PeerLost, RankFailed
+from dure.errors import DureError, PeerLost, RankFailed, StorageError
 
 _LOST_CONNECTION = (
     "connection closed by peer",
@@ -24,6 +24,8 @@ _LOST_CONNECTION = (
     "socket closed",
     "gloo/transport",
 )
+_MACHINE_ERRORS = {"OutOfMemoryError", "AcceleratorError"}  # torch's: named, so that it need not be imported
+_MACHINE_WORDS = ("dataloader worker", "can't allocate memory", "out of memory", "cuda error", "nccl error")
 _BETTER_CAUSE_SECONDS = 2.0
 _TORCH_DISTRIBUTED_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
@@ -44,6 +46,8 @@ class RankError:
     """A `DureError`: its message is written for people and needs no traceback."""
     aftermath: bool
     """Another rank's failure, seen from here."""
+    may_pass: bool
+    """The machine's failure, not the job's: trying again may help."""
     at_ns: int
     """CLOCK_MONOTONIC of this host."""
 
@@ -64,6 +68,7 @@ def describe(error: BaseException, rank: int) -> RankError:
         exit_code=error.exit_code if isinstance(error, DureError) else 1,
         expected=isinstance(error, DureError),
         aftermath=is_aftermath(error),
+        may_pass=may_pass(error),
         at_ns=time.monotonic_ns(),
     )
 
@@ -79,6 +84,23 @@ def is_aftermath(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an exception looks like the machine's fault.
+
+    Everything that a step computes is seeded, so what the job itself does wrong it does again at the same
+    step: only memory, files, processes and connections can be better the next time.
+    """
+    if isinstance(error, DureError):
+        return isinstance(error, StorageError | PeerLost)
+    if isinstance(error, FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError):
+        return False
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, OSError | MemoryError) or names & _MACHINE_ERRORS or is_aftermath(error):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _MACHINE_WORDS)
 
 
 def own_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -158,12 +180,18 @@ def rank_failed(
         )
         details = "" if error.expected else error.traceback
         return RankFailed(
-            message, rank=fault.rank, host=error.host, details=details, exit_code=error.exit_code
+            message,
+            rank=fault.rank,
+            host=error.host,
+            details=details,
+            exit_code=error.exit_code,
+            may_pass=error.may_pass,
         )
     after = " after its function had returned" if returned else ""
     words = exit_words(fault.exit_code or 0, silent=silent)
     message = f"rank {fault.rank} on {host} {words}{after}. Its output: {log}"
-    return RankFailed(message, rank=fault.rank, host=host, details=tail(log))
+    # A process that was killed, or left without a word, had no chance to say that it is the job's fault.
+    return RankFailed(message, rank=fault.rank, host=host, details=tail(log), may_pass=not returned)
 
 
 def exit_words(exit_code: int, *, silent: bool = True) -> str:

@@ -59,6 +59,12 @@ class HangWatch:
         self._last_look = -math.inf
         self._moved_at = time.monotonic()
         self._seen: list[Beat | None] = []
+        self._furthest = -1
+
+    def start_anew(self) -> None:
+        """Watch a team that has just been born again."""
+        self._moved_at = time.monotonic()
+        self._seen = []
 
     def look(self) -> None:
         """Raise RankFailed if the team has stood still for too long."""
@@ -69,12 +75,20 @@ class HangWatch:
         if now - self._last_look > max(_LOOK_SECONDS * 20, self._hang_seconds / 2):
             self._moved_at = now
         self._last_look = now
-        beats = [read_beat(self._folder.pulse(rank)) for rank in range(self._ranks.count)]
+        beats = self._beats()
         if beats != self._seen:
             self._seen = beats
+            self._furthest = max([self._furthest, *(beat.step for beat in beats if beat is not None)])
             self._moved_at = now
         elif now - self._moved_at >= self._hang_seconds:
             self._give_up(beats)
+
+    def furthest_step(self) -> int:
+        """The highest step that any rank was ever seen in."""
+        return max([self._furthest, *(beat.step for beat in self._beats() if beat is not None)])
+
+    def _beats(self) -> list[Beat | None]:
+        return [read_beat(self._folder.pulse(rank)) for rank in range(self._ranks.count)]
 
     def _give_up(self, beats: Sequence[Beat | None]) -> None:
         standings = [Standing(rank, beat, self._ranks.state(rank)) for rank, beat in enumerate(beats)]
@@ -84,7 +98,7 @@ class HangWatch:
         with contextlib.suppress(OSError):
             message += f" Stacks: {path.parent}/"
         details = path.read_text(errors="replace") if path.exists() else ""
-        raise RankFailed(message, rank=culprit, host=socket.gethostname(), details=details)
+        raise RankFailed(message, rank=culprit, host=socket.gethostname(), details=details, may_pass=True)
 
     def _collect_stacks(self, standings: Sequence[Standing]) -> None:
         waiting = {standing.rank: standing for standing in standings if standing.state}

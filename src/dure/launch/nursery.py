@@ -43,7 +43,7 @@ class Birth:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All descriptors that belong to this rank."""
+        """All descriptors that belong to this rank; the nursery keeps them for one that takes its place."""
         return tuple(fd for fd in (self.stdout, self.stderr, self.report) if fd is not None)
 
 
@@ -105,6 +105,7 @@ def _serve(launcher: Connection) -> Birth | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     ranks: dict[int, int] = {}
+    teams = 0
     while True:
         ready, _, _ = select.select([launcher.fileno(), wake_read], [], [])
         if wake_read in ready:
@@ -116,6 +117,9 @@ def _serve(launcher: Connection) -> Birth | None:
             except (EOFError, OSError):
                 _end_descendants(list(ranks))
                 return None
+            if teams and not ranks:
+                _end_descendants([])  # what the ranks of the team before left running
+            teams += 1
             for birth in births:
                 pid = os.fork()
                 if pid == 0:
@@ -128,8 +132,6 @@ def _serve(launcher: Connection) -> Birth | None:
                     return birth
                 ranks[pid] = birth.rank
                 _tell(launcher, Born(birth.rank, pid))
-            for fd in {fd for birth in births for fd in birth.descriptors}:
-                os.close(fd)
 
 
 def _report_ends(launcher: Connection, ranks: dict[int, int]) -> None:

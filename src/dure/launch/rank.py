@@ -67,6 +67,8 @@ class RankStart:
     """The working directory."""
     log: Path
     work: Call | Script | Command
+    again: bool = False
+    """Whether a rank of this number ran before, in the same run: its log goes on."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
     os.environ.update(start.env)
     try:
         os.chdir(start.folder)
-        _redirect(birth, start.log)
+        _redirect(birth, start.log, again=start.again)
     except OSError as error:  # the folder is gone, or the disk is full
         _send(birth.report, describe(error, start.rank))
         return 1
@@ -162,14 +164,15 @@ def _resolve(entry: str) -> Callable[..., object]:
     return resolved
 
 
-def _redirect(birth: Birth, log: Path) -> None:
+def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
     if birth.stdout is not None and birth.stderr is not None:
         os.dup2(birth.stdout, 1)
         os.dup2(birth.stderr, 2)
         os.close(birth.stdout)
         os.close(birth.stderr)
         return
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    fresh = 0 if again else os.O_TRUNC
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | fresh | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

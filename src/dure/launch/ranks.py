@@ -192,6 +192,16 @@ class Ranks:
         self._wait_for_ends(5.0)
         return self.alive()
 
+    def forget(self) -> None:
+        """Make room for a new team in place of one that `end` has ended."""
+        self.poll()
+        for descriptor in self._pidfds.values():
+            os.close(descriptor)
+        for rank in self.numbers:
+            self._report_data[rank].clear()
+        for known in (self.pids, self.ended, self.reports, self._pidfds):
+            known.clear()
+
     def _wait_for_ends(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self.alive() and time.monotonic() < deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
 import os
 import pickle
@@ -11,9 +12,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from dure.errors import RankFailed, UsageError
+from dure.launch.keep import Keep
+from dure.launch.patience import Restart
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -37,6 +41,8 @@ def run_team(
     tee: bool = False,
     preload: Sequence[str] = TORCH_WITH_DDP,
     grace_seconds: float = 1.0,
+    max_restarts: int = 0,
+    on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
@@ -46,6 +52,10 @@ def run_team(
     are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
     all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
     the first Ctrl-C, SIGTERM or SIGUSR1, for ranks that can stop at a step and save; a second one stops at once.
+
+    A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
+    ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
+    told. The ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT.
 
     Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
     use; no process is left then. Call it from the main thread.
@@ -70,6 +80,8 @@ def run_team(
         on_tick=on_tick,
         tee=tee,
         grace_seconds=grace_seconds,
+        max_restarts=max_restarts,
+        on_restart=on_restart,
         ask_to_stop=ask_to_stop,
     )
 
@@ -87,6 +99,8 @@ def launch(
     on_tick: Callable[[], None] | None,
     tee: bool,
     grace_seconds: float,
+    max_restarts: int = 0,
+    on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
     """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
@@ -96,8 +110,9 @@ def launch(
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
     folder.create()
     forget_last_run(folder, ranks)
-    env = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", **env}
-    with StopSignals(ask_to_stop) as stop, listen(port) as listener:
+    with StopSignals(ask_to_stop) as stop, listen(port) as listener, Keep() as keep:
+        elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+        env = {**elastic, **env, **(keep.environment if max_restarts else {})}
         logs = [folder.log(rank) for rank in range(ranks)]
         processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
         try:
@@ -106,10 +121,16 @@ def launch(
             from dure.launch.agent import Plan, TeamAgent
             from dure.launch.hang import HangWatch
 
-            def start(rank: int, rank_env: dict[str, str]) -> RankStart:
+            def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
                 elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
                 whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.resolve())}
-                return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank))
+                return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank), again)
+
+            def tell(restart: Restart) -> None:
+                with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(restart)) + "\n")
+                if on_restart is not None:
+                    on_restart(restart)
 
             kind = work(0)
             plan = Plan(
@@ -119,6 +140,8 @@ def launch(
                 reports=not isinstance(kind, Command),
                 grace_seconds=grace_seconds,
                 on_tick=on_tick,
+                max_restarts=max_restarts,
+                on_restart=tell,
             )
             watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
             result = TeamAgent(listener, plan, processes, stop, watch).run()
@@ -150,6 +173,7 @@ def listen(port: int) -> socket.socket:
 def forget_last_run(folder: RunFolder, ranks: int) -> None:
     """Remove what an earlier run in the same folder said about its ranks, and what was asked of it."""
     folder.stop.unlink(missing_ok=True)
+    folder.restarts.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.pulse(rank)):
             path.unlink(missing_ok=True)

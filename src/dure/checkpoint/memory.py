@@ -1,0 +1,161 @@
+"""The memory tier: a node's last two states, in memory that the launcher holds and its ranks fill.
+
+It survives the death of any or all ranks, and costs one copy of 1/N of the state on each. A new team finds it,
+agrees on the newest state that is whole and sound everywhere, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dure.checkpoint.cadence import Cadence, Costs
+from dure.checkpoint.slot import Slot
+from dure.checkpoint.state import Share, State, WholeState
+from dure.errors import CheckpointError
+from dure.exchange.group import Group
+
+KEEP_VARIABLE = "DURE_KEEP"
+"""Set by the launcher: its pid and the descriptors of its slots."""
+_SHARE_OF_FREE_MEMORY = 0.5
+
+
+@dataclass(frozen=True)
+class Found:
+    """A state that an earlier team left in memory."""
+
+    state: WholeState
+    events: str
+    """What this rank had recorded by then and might not have brought to the disk."""
+
+
+class MemoryTier:
+    """This rank's part in keeping states. All ranks call all methods, in step."""
+
+    def __init__(self, slots: tuple[Slot, Slot], share: Share, group: Group, every: int | None) -> None:
+        """`share`: of the ranks of this node; `group`: all ranks; `every`: see `Cadence`."""
+        self.share = share
+        self.trouble = ""
+        """Why no states are kept, if so."""
+        self._slots = slots
+        self._group = group
+        self._cadence = Cadence.begin(every, 0)
+        self._next_slot = 0
+        self._kept_at: tuple[int, float] | None = None
+
+    def newest(self) -> Found | None:
+        """The newest state that all ranks find whole and sound; None when there is none."""
+        sound = [self._steps_found_sound(slot) for slot in self._slots]
+        told = [set(json.loads(text)) for text in self._group.gather(json.dumps(sound), "finding states")]
+        common = set.intersection(*told) - {-1}
+        if not common:
+            return None
+        at = sound.index(max(common))
+        self._next_slot = 1 - at
+        slot = self._slots[at]
+        records = slot.records() or []
+        own = records[self.share.part] if len(records) == self.share.parts else None
+        return Found(slot.state(records[0]), slot.events(own) if own is not None else "")
+
+    def begin(self, step: int) -> None:
+        """The run goes on with `step`: count from here."""
+        self._cadence = Cadence.begin(self._cadence.every, step)
+        self._kept_at = (step, time.perf_counter())
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state before `step` is to be kept."""
+        return not self.trouble and step >= self._cadence.due
+
+    def keep(self, capture: Callable[[Share], State], step: int, events: str) -> None:
+        """Keep the state before `step`; `events` are this rank's that might not be on disk yet."""
+        began = time.perf_counter()
+        state = capture(self.share)
+        if self._cadence.kept == 0 and not self._have_room(state):
+            return
+        self._slots[self._next_slot].write(state, self.share.part, self.share.parts, events)
+        self._next_slot = 1 - self._next_slot
+        done = time.perf_counter()
+        costs = self._agree_on_costs(done - began, began, step) if self._cadence.asks else None
+        self._cadence = self._cadence.after(step, costs)
+        self._kept_at = (step, time.perf_counter())
+
+    @property
+    def every(self) -> int:
+        """Steps between two states, as it is now."""
+        return self._cadence.steps
+
+    def close(self) -> None:
+        """Let go of the slots; the launcher keeps them."""
+        for slot in self._slots:
+            slot.close()
+
+    def _steps_found_sound(self, slot: Slot) -> int:
+        """The step of the state in a slot, -1 when there is none; each rank checks its share of the bytes."""
+        records = slot.records()
+        if records is None:
+            return -1
+        share = records[self.share.part :: self.share.parts]
+        try:
+            sound = all(slot.sound(record) for record in share)
+            slot.state(records[0])
+        except (CheckpointError, ValueError):
+            return -1
+        return records[0].step if sound else -1
+
+    def _have_room(self, state: State) -> bool:
+        """Agree on whether two states fit beside everything else."""
+        held = sum(slot.held_bytes for slot in self._slots)  # by an earlier team: it is ours already
+        needed, free = 2 * state.table.nbytes - held, free_memory_bytes()
+        trouble = ""
+        if needed > free * _SHARE_OF_FREE_MEMORY:
+            trouble = f"two states need {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB of memory are free"
+        everyones = self._group.gather(trouble, "making room for states")
+        self.trouble = next((told for told in everyones if told), "")
+        return not self.trouble
+
+    def _agree_on_costs(self, state_seconds: float, began: float, step: int) -> Costs:
+        since, at = self._kept_at or (step - 1, began)
+        step_seconds = (began - at) / max(step - since, 1)
+        worst = torch.tensor([state_seconds, -step_seconds], dtype=torch.float64)
+        self._group.extreme(worst, "agreeing on how often to keep states", largest=True)
+        return Costs(float(worst[0]), -float(worst[1]))
+
+
+def memory_tier(
+    environ: Mapping[str, str], local_rank: int, local_size: int, group: Group, every: int | None
+) -> MemoryTier | None:
+    """The tier that this node's launcher offers; None without one, on all ranks alike."""
+    offered = environ.get(KEEP_VARIABLE, "")
+    slots: list[Slot] = []
+    trouble = "" if offered else "no launcher of ours"
+    if offered:
+        launcher, *descriptors = offered.split(":")
+        try:
+            slots = [Slot(f"/proc/{launcher}/fd/{descriptor}") for descriptor in descriptors]
+        except OSError as error:  # another user's launcher, or a container without its /proc
+            trouble = str(error)
+    if any(group.gather(trouble, "finding the memory tier")):
+        for slot in slots:
+            slot.close()
+        return None
+    first, second = slots
+    return MemoryTier((first, second), Share(local_rank, local_size), group, every)
+
+
+def free_memory_bytes() -> int:
+    """What this machine, or the control group that we are in, can still give."""
+    free = 1 << 62
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        return min(free, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no limit, or no control groups
+        return free

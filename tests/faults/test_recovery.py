@@ -1,0 +1,122 @@
+"""Whoever is killed while a job trains: it goes on by itself, and the weights are the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import EXAMPLES, dure
+
+from dure.pulse import read_beat
+from dure.run_folder import RunFolder
+
+SHORT = ["--set", "train.epochs=2"]  # 20 steps
+
+
+@pytest.fixture(scope="module")
+def job(storage, tmp_path_factory):
+    path = tmp_path_factory.mktemp("job") / "cats.toml"
+    text = (EXAMPLES / "cats.toml").read_text()
+    path.write_text(
+        text.replace('storage = "../shared"', f'storage = "{storage}"').replace("ranks = 4", "ranks = 2")
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    ended = dure("train", job, "--run-dir", tmp_path_factory.mktemp("runs") / "run", "--json", *SHORT)
+    return ended.summary["weights_sha256"]
+
+
+def train_and_kill(job, folder, kills, *arguments):
+    """Kill rank `victim` when it is in `step` or beyond, for each of `kills`; returns the summary and stderr."""
+    command = [
+        sys.executable,
+        "-m",
+        "dure",
+        "train",
+        str(job),
+        "--run-dir",
+        str(folder.path),
+        "--json",
+        *SHORT,
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}
+    process = subprocess.Popen(
+        [*command, *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    killed = set()
+    try:
+        deadline = time.monotonic() + 90
+        for victim, step in kills:
+            while True:
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                beat = read_beat(folder.pulse(victim))
+                if beat is not None and beat.step >= step and beat.pid not in killed:
+                    break
+                time.sleep(0.002)
+            killed.add(beat.pid)
+            os.kill(beat.pid, signal.SIGKILL)
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
+@pytest.mark.parametrize("sharded", ["false", "true"])
+def test_killed_ranks_change_no_bit_and_every_sample_comes_once(job, undisturbed, tmp_path, sharded):
+    folder = RunFolder(tmp_path / "run")
+    kills = [(1, 5), (0, 12)]
+    summary, err = train_and_kill(job, folder, kills, "--set", f"train.shard_optimizer={sharded}")
+    assert summary["weights_sha256"] == undisturbed
+    assert summary["ledger"]["exactly_once"] is True
+    assert summary["ledger"]["epochs"] == 2
+    restarts = [json.loads(line) for line in folder.restarts.read_text().splitlines()]
+    assert [restart["rank"] for restart in restarts] == [victim for victim, _ in kills]
+    assert err.count("all ranks start again") == 2
+    assert "SIGKILL" in err
+    for restart, (_, step) in zip(restarts, kills, strict=True):
+        assert restart["step"] >= step
+    # From memory: nothing was saved in storage before the end.
+    gone_on = [line for line in err.splitlines() if "goes on from step" in line]
+    assert len(gone_on) == 2
+
+
+def test_without_any_state_the_run_begins_again_with_the_same_bits(job, undisturbed, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    off = ["--set", "checkpoint.memory_every=0", "--set", "checkpoint.every_seconds=0"]
+    summary, err = train_and_kill(job, folder, [(1, 6)], *off)
+    assert summary["weights_sha256"] == undisturbed
+    assert summary["ledger"]["exactly_once"] is True
+    assert "goes on from" not in err
+
+
+def test_a_drill_disturbs_a_job_in_many_ways_and_its_bits_stay(job, tmp_path):
+    ended = dure(
+        *("drill", job, "--faults", "segfault,truncate-latest", "--seed", 3, "--json"),
+        *("--run-dir", tmp_path / "drill", *SHORT),
+    )
+    figures = ended.summary
+    assert [fault["name"] for fault in figures["faults"]] == ["segfault", "truncate-latest"]
+    for fault in figures["faults"]:
+        assert fault["same_bits"] is True, fault
+        assert 10 <= fault["step"] < 20
+        assert fault["noticed_seconds"] >= 0
+        assert fault["resumed_seconds"] > fault["noticed_seconds"]
+        assert fault["steps_repeated"] >= 0
+    stderr = (tmp_path / "drill" / "truncate-latest" / "drill-stderr.txt").read_text()
+    assert "cannot be used" in stderr
+    assert "goes on from step" in stderr
+
+
+def test_a_drill_names_the_faults_it_knows(job):
+    ended = dure("drill", job, "--faults", "earthquake")
+    assert ended.code == 2
+    assert "kill-rank, kill-all" in ended.err

@@ -1,0 +1,72 @@
+"""A team is started again when that may help, and not for ever."""
+
+import pytest
+
+from dure.errors import JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
+from dure.launch.failure import may_pass
+from dure.launch.patience import Patience
+
+
+def failure(words, may_pass=True):
+    return RankFailed(words, rank=1, host="here", details=f"details of {words}", may_pass=may_pass)
+
+
+def test_restarts_without_progress_are_counted_and_the_first_cause_is_told():
+    patience = Patience(2)
+    assert patience.after(failure("first."), 7).without_progress == 1
+    assert patience.after(failure("second."), 7).without_progress == 2
+    with pytest.raises(RankFailed, match=r"^first\. The team was started again 2 times .* step 7") as ended:
+        patience.after(failure("third."), 7)
+    assert ended.value.details == "details of first."
+
+
+def test_progress_renews_patience():
+    patience = Patience(1)
+    for step in range(10):
+        restart = patience.after(failure(f"at {step}"), step)
+        assert (restart.number, restart.without_progress, restart.step) == (step + 1, 1, step)
+
+
+def test_a_step_back_is_no_progress():
+    patience = Patience(1)
+    patience.after(failure("first."), 7)
+    with pytest.raises(RankFailed, match="first"):
+        patience.after(failure("second."), 6)
+
+
+def test_what_cannot_pass_ends_the_run_with_its_own_words():
+    patience = Patience(3)
+    patience.after(failure("bad luck"), 7)
+    with pytest.raises(RankFailed, match=r"^a bug$"):
+        patience.after(failure("a bug", may_pass=False), 9)
+
+
+def test_without_patience_the_failure_is_told_as_it_is():
+    with pytest.raises(RankFailed, match=r"^first\.$"):
+        Patience(0).after(failure("first."), 0)
+
+
+class OutOfMemoryError(RuntimeError):
+    """By torch's name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(5, "Input/output error"), True),
+        (MemoryError(), True),
+        (OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), True),
+        (StorageError("the bucket answers 503"), True),
+        (PeerLost("rank 1 never came"), True),
+        (ConnectionResetError("gone"), True),
+        (ValueError("a bug"), False),
+        (RuntimeError("shapes do not fit"), False),
+        (FileNotFoundError(2, "no such file"), False),
+        (JobError("data.n is 0"), False),
+        (ReplicasDiffer("ranks 0 and 1"), False),
+        (SystemExit(3), False),
+    ],
+)
+def test_only_the_machines_failures_may_pass(error, passes):
+    assert may_pass(error) is passes
