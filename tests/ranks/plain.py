@@ -73,12 +73,15 @@ def document_averages(_folder):
 
 def three_weights(folder):
     """Document 001's weights on this rank, from a run of examples/three_weights.toml."""
+    from dure.events import Recorder
     from dure.job import load_job
-    from dure.train import Run, events, start
+    from dure.run_folder import RunFolder
+    from dure.team import start
+    from dure.train import Run
 
     loaded = load_job(Path(__file__).parents[2] / "examples" / "three_weights.toml")
     with start(seed=42, shards=4) as team:
-        run = Run(loaded, team, events.Recorder(None), {})
+        run = Run(loaded, RunFolder(Path(folder)), team, Recorder(None), {})
         before = run.model.module.weights.tolist()
         run.train()
         return before, run.model.module.weights.tolist()

@@ -1,0 +1,237 @@
+"""A run's states: kept in memory, saved to storage, and gone on from."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dure import __version__, events
+from dure.checkpoint.find import refuse_other_recipe
+from dure.checkpoint.keeper import STOP, Keeper
+from dure.checkpoint.memory import MemoryTier, memory_tier
+from dure.checkpoint.save import WRITE_SECONDS
+from dure.checkpoint.state import Share, State, WholeState, capture, restore
+from dure.checkpoint.where import location, open_to_write
+from dure.errors import DureError, Resumable
+from dure.exchange.group import node_group
+from dure.job import LoadedJob
+from dure.pulse import Phase
+from dure.run_folder import RunFolder
+from dure.team import Team
+
+
+@dataclass
+class Standing:
+    """Where a run stands: what changes with its steps, besides the model and the optimizer."""
+
+    steps_done: int = 0
+    loss: float = float("nan")
+    metrics: dict[str, float] = field(default_factory=dict)
+    judged_after: int = -1
+    """`steps_done` at the last evaluation."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the next step depends on, and the words that say for which run."""
+
+    model: DistributedDataParallel
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    steps: int
+    """Of the whole run."""
+    steps_of_epoch: int
+    recipe: str
+    recipe_words: dict[str, Any]
+
+
+class Keeping:
+    """One rank's part in keeping and saving states. All ranks call all methods, in step."""
+
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        folder: RunFolder,
+        team: Team,
+        recorder: events.Recorder,
+        trained: Trained,
+        at: Standing,
+        note: Callable[[str], None],
+    ) -> None:
+        """`at` is changed when the run goes on from an earlier state; `note` tells the user something."""
+        self.loaded = loaded
+        self.folder = folder
+        self.team = team
+        self.recorder = recorder
+        self.trained = trained
+        self.at = at
+        self._note = note
+        self.keeper = self._keeper()
+        self.memory = self._memory_tier()
+
+    def resume(self) -> None:
+        """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
+        kept = self.memory.newest() if self.memory is not None else None
+        whole = self._newest_saved() if kept is None else kept.state
+        if kept is not None:
+            self.recorder.bring_in(kept.events)
+            if self.keeper is not None:
+                self.keeper.follow(str(kept.state.facts["line"]))
+        if whole is not None:
+            self._go_on_from(whole)
+        if self.memory is not None:
+            self.memory.begin(self.at.steps_done)
+
+    def wish(self) -> int:
+        """What this rank asks for in the next step."""
+        return self.keeper.wish() if self.keeper is not None else 0
+
+    def keep_if_due(self) -> None:
+        """Keep the state in memory that outlives this rank."""
+        if self.memory is not None and self.memory.is_due(self.at.steps_done):
+            self.memory.keep(self._state_to_keep, self.at.steps_done, self.recorder.unwritten())
+            if self.memory.trouble:
+                self._note(f"no states are kept in memory: {self.memory.trouble}")
+
+    def save_if_due(self, wishes: int) -> None:
+        """Save when all ranks agree that it is time; when one was asked to stop, save and raise Resumable."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        if keeper.due(wishes, self.at.steps_done, judged=self.at.judged_after == self.at.steps_done):
+            keeper.save(self._state(), self._saving)
+        if wishes & STOP and self.at.steps_done < self.trained.steps:
+            keeper.wait(self._saving)
+            trouble = keeper.last.trouble if keeper.last is not None else None
+            raise Resumable(
+                f"stopped after step {self.at.steps_done} of {self.trained.steps}, resumable: the same command with "
+                f"--run-dir {self.folder.path} goes on "
+                + (
+                    f"from the checkpoint before, as this one could not be saved: {trouble}"
+                    if trouble
+                    else "from there"
+                )
+            )
+
+    def save_last(self) -> None:
+        """Save the end of the run, unless that was done, and wait until it is there."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        keeper.wait(self._saving)
+        if not keeper.is_saved(self.at.steps_done):
+            keeper.save(self._state(), self._saving)
+            keeper.wait(self._saving)
+
+    def _keeper(self) -> Keeper | None:
+        """Who saves; nobody where nothing is to be saved, or where ranks have models of their own."""
+        team, settings = self.team, self.loaded.job.checkpoint
+        if not settings.wanted or not team.setting.sync:
+            return None
+        trouble = ""
+        if team.is_leader:
+            try:
+                open_to_write(self.loaded, self.folder)
+            except DureError as error:
+                trouble = str(error)
+        team.group.raise_together(trouble, "opening the storage of checkpoints")
+        keeper = Keeper(
+            open_to_write(self.loaded, self.folder),
+            settings,
+            team.group,
+            team.group.twin(WRITE_SECONDS),
+            self.recorder,
+            self.folder.stop,
+            lambda: team.pulse.beat(0, Phase.LOADING),
+        )
+        signal.signal(signal.SIGUSR1, lambda number, frame: keeper.ask_to_stop())
+        return keeper
+
+    def _memory_tier(self) -> MemoryTier | None:
+        every, world = self.loaded.job.checkpoint.memory_every, self.team.world
+        if every == 0 or not self.team.setting.sync:  # replicas that differ are no state
+            return None
+        steps = None if every == "auto" else every
+        return memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, steps)
+
+    def _newest_saved(self) -> WholeState | None:
+        if self.keeper is None:
+            return None
+        team = self.team
+        node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
+        where = location(self.loaded, self.folder)
+        return self.keeper.resume(
+            node, lambda found: refuse_other_recipe(found, self.trained.recipe_words, where)
+        )
+
+    def _go_on_from(self, whole: WholeState) -> None:
+        restore(
+            whole,
+            self.trained.model.module,
+            self.trained.optimizer,
+            self.trained.schedule,
+            self.team.sharing(self.trained.optimizer),
+        )
+        facts = whole.facts
+        self.at.steps_done, self.at.loss = int(facts["step"]), float(facts["loss"])
+        self.at.metrics, self.at.judged_after = dict(facts["metrics"]), int(facts["judged_after"])
+        self.team.prove(self.trained.model, self.trained.optimizer, self.at.steps_done - 1)
+        self._note(f"goes on from step {self.at.steps_done} of {self.trained.steps}")
+
+    def _state_to_keep(self, share: Share) -> State:
+        """For memory: the launcher is the same, so that it need not be told what run this is."""
+        sharing = self.team.sharing(self.trained.optimizer)
+        if sharing is not None:
+            sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
+        facts = {
+            "step": self.at.steps_done,
+            "line": self.keeper.line if self.keeper is not None else "",
+            "loss": self.at.loss,
+            "metrics": self.at.metrics,
+            "judged_after": self.at.judged_after,
+        }
+        return capture(
+            self.trained.model.module, self.trained.optimizer, self.trained.schedule, facts, share, sharing
+        )
+
+    def _state(self) -> State:
+        team, steps = self.team, self.trained.steps_of_epoch
+        self._saving()
+        facts = {
+            "step": self.at.steps_done,
+            "epoch": self.at.steps_done // steps,
+            "step_of_epoch": self.at.steps_done % steps,
+            "line": self.keeper.line if self.keeper is not None else "",
+            "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "recipe": self.trained.recipe,
+            "recipe_words": self.trained.recipe_words,
+            "job": self.loaded.to_json(),
+            "seed": team.setting.seed,
+            "shards": team.setting.shards,
+            "threads": team.threads,
+            "ranks": team.world.size,
+            "loss": self.at.loss,
+            "metrics": self.at.metrics,
+            "judged_after": self.at.judged_after,
+            "judged": self.at.metrics if self.at.judged_after == self.at.steps_done else {},
+            "versions": {"dure": __version__, "torch": torch.__version__},
+        }
+        share = Share(team.rank, team.world.size)
+        return capture(
+            self.trained.model.module,
+            self.trained.optimizer,
+            self.trained.schedule,
+            facts,
+            share,
+            team.sharing(self.trained.optimizer),
+        )
+
+    def _saving(self) -> None:
+        self.team.pulse.beat(self.at.steps_done, Phase.SAVE)

@@ -1,0 +1,136 @@
+"""What a job names, made: the model with its weights, the batches, losses and measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from dure import events, factory
+from dure.batches import Batches, check_dataset
+from dure.job import LoadedJob
+from dure.loading.load import Loaded, Progress
+from dure.loss import LOSSES, METRICS, LossSum, as_sum
+from dure.team import Team
+
+
+class Parts:
+    """Makes the parts of one rank's run; `note` tells the user something."""
+
+    def __init__(
+        self, loaded: LoadedJob, team: Team, recorder: events.Recorder, note: Callable[[str], None]
+    ) -> None:
+        self._loaded = loaded
+        self._team = team
+        self._recorder = recorder
+        self._note = note
+
+    def loss(self) -> LossSum:
+        """The loss, as sum and count."""
+        return self._named(self._loaded.job.train.loss, "train.loss", LOSSES)
+
+    def measures(self) -> dict[str, LossSum]:
+        """The metrics of evaluation, by name."""
+        return {name: self._named(name, "eval.metrics", METRICS) for name in self._loaded.job.eval.metrics}
+
+    def eval_data(self) -> Any:
+        """What the model is judged on, or None."""
+        job = self._loaded.job
+        if job.eval.factory is None:
+            return None
+        data = self._make("eval.factory", job.eval.factory, job.eval.args)
+        check_dataset(data, "eval.factory", job.train.seed)
+        return data
+
+    def collate(self) -> Any:
+        """What joins samples into a batch, if the job says."""
+        reference = self._loaded.job.data.collate
+        return factory.find(reference, "data.collate", self._loaded.folder) if reference else None
+
+    def batches(self) -> Batches:
+        """This rank's shards of every batch."""
+        data, train = self._loaded.job.data, self._loaded.job.train
+        dataset = self._make("data.factory", data.factory, data.args)
+        check_dataset(dataset, "data.factory", train.seed)
+        return self._team.batches(
+            dataset,
+            global_batch=data.global_batch,
+            epochs=train.epochs,
+            steps=train.steps,
+            shuffle=data.shuffle,
+            split=data.split,
+            workers=data.workers,
+            accumulate=train.accumulate,
+            collate=self.collate(),
+        )
+
+    def model(self) -> tuple[torch.nn.Module, Loaded | None]:
+        """From the seed alone (scenario B), or with pretrained weights (scenario A)."""
+        wanted = self._loaded.job.model
+        model: Any = self._loaded.arguments(wanted.args)
+        if wanted.factory is not None:
+            model = partial(self._make, "model.factory", wanted.factory, wanted.args)
+        if wanted.weights is None:
+            return model(), None
+        loaded = self._team.loader.load(
+            model,
+            wanted.weights,
+            how=wanted.load,
+            strict=wanted.strict,
+            storage=self._loaded.storage,
+            progress=self._show_loading(),
+        )
+        for names, what in (
+            (loaded.missing, "not in the file of weights: drawn from the seed"),
+            (loaded.unexpected, "only in the file of weights: left out"),
+        ):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                self._note(f"{', '.join(names[:3])}{more} {'is' if len(names) == 1 else 'are'} {what}")
+        used = loaded.access
+        self._recorder.record(
+            events.WeightsLoaded(
+                loaded.how,
+                loaded.fingerprint,
+                loaded.nbytes,
+                dict(loaded.seconds),
+                f"{loaded.built}; {loaded.way}",
+            )
+        )
+        self._recorder.record(
+            events.StorageUsed(
+                rank=self._team.rank,
+                location=loaded.location,
+                what="weights",
+                requests=int(used["read_requests"]),
+                bytes=int(used["read_bytes"]),
+                seconds=round(used["seconds"], 6),
+            )
+        )
+        return loaded.module, loaded
+
+    def _show_loading(self) -> Progress:
+        """Of a load that takes long, a word a second."""
+        began = shown = 0.0
+
+        def show(done: int, total: int) -> None:
+            nonlocal began, shown
+            now = time.perf_counter()
+            if not began:
+                began = shown = now
+            if now - shown >= 1.0:
+                shown = now
+                self._recorder.record(events.Loading(done, total, round(now - began, 3)))
+
+        return show
+
+    def _make(self, key: str, reference: str, args: dict[str, Any]) -> Any:
+        return factory.make(reference, key, self._loaded.folder, self._loaded.arguments(args))
+
+    def _named(self, name: str, key: str, known: dict[str, LossSum]) -> LossSum:
+        if name in known:
+            return known[name]
+        return as_sum(factory.find(name, key, self._loaded.folder))

@@ -1,0 +1,293 @@
+"""One rank's part of `dure train`: wire the rooms together; the loop is one screen long."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dure import events, results, update
+from dure.audit import fingerprints_of, whole_fingerprint
+from dure.batches import MANY_IDS, Batch
+from dure.fingerprint import weights_sha256
+from dure.job import LoadedJob
+from dure.lockstep import Outcome, probe_on
+from dure.pulse import Phase
+from dure.recipe import recipe_hash, recipe_of
+from dure.replica import refuse_what_cannot_be_exact
+from dure.results import RankResult
+from dure.run_folder import RunFolder
+from dure.team import Team, start
+from dure.train.keeping import Keeping, Standing, Trained
+from dure.train.parts import Parts
+
+
+def run_rank(job_text: str, run_path: str) -> RankResult:
+    """The entry point of every rank: train the job, from joining the team to the last proof."""
+    began = time.perf_counter()
+    loaded = LoadedJob.from_json(job_text)
+    section, train = loaded.job.team, loaded.job.train
+    with start(
+        seed=train.seed,
+        shards=section.shards,
+        threads=section.threads,
+        device=section.device,
+        sync=section.sync,
+        precision=train.precision,
+        wire=loaded.job.reduce.wire,
+        transport=loaded.job.reduce.transport,
+        hang_seconds=section.hang_seconds,
+    ) as team:
+        folder = RunFolder(Path(run_path))
+        recorder = events.Recorder(folder.events(team.rank))
+        try:
+            run = Run(loaded, folder, team, recorder, {"start": time.perf_counter() - began})
+            run.train()
+            return run.end()
+        finally:
+            recorder.close()
+
+
+@dataclass
+class Run:
+    """One rank's run of a job."""
+
+    loaded: LoadedJob
+    folder: RunFolder
+    team: Team
+    recorder: events.Recorder
+    seconds: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+    samples_seen: int = 0
+    at: Standing = field(default_factory=Standing)
+
+    def __post_init__(self) -> None:
+        began = time.perf_counter()
+        self.team.pulse.beat(0, Phase.LOADING)
+        job, parts = self.loaded.job, Parts(self.loaded, self.team, self.recorder, self._note)
+        self.loss_sum = parts.loss()
+        module, self.weights = parts.model()
+        refuse_what_cannot_be_exact(module)
+        module.to(self.team.setting.device)
+        self.batches = parts.batches()
+        self.eval_data, self.measures, self.collate = parts.eval_data(), parts.measures(), parts.collate()
+        self.model = self._replicate(module)
+        self.optimizer = update.make_optimizer(job.train, module)
+        if job.train.shard_optimizer:
+            self.team.shard_optimizer(
+                self.model, self.optimizer, share_weights=True, own_gradients=job.train.clip_norm is None
+            )
+        self.schedule = update.make_schedule(job.train, self.optimizer)
+        self.recipe = self._agree_on_recipe()
+        self.keeping = self._keeping()
+        self.keeping.resume()
+        self.start = self.at.steps_done
+        self.batches = self.batches.starting_at(self.start)
+        self._record_team()
+        self.seconds["load"] = time.perf_counter() - began
+
+    def train(self) -> None:
+        """The loop."""
+        job, began, judging = self.loaded.job, time.perf_counter(), 0.0
+        for batch in self.batches:
+            outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.wish())
+            updating = time.perf_counter()
+            norm = self.team.update(
+                self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
+            )
+            self.record(batch, outcome, norm, time.perf_counter() - updating)
+            if job.train.prove_every and self.at.steps_done % job.train.prove_every == 0:
+                self.prove()
+            if (
+                batch.last_of_epoch
+                and job.eval.every_epochs
+                and (batch.epoch + 1) % job.eval.every_epochs == 0
+            ):
+                judging += self.evaluate()
+            self.keeping.keep_if_due()
+            self.keeping.save_if_due(outcome.wishes)
+            self.team.pulse.beat(batch.step + 1, Phase.DATA)
+        self.seconds["train"] = time.perf_counter() - began - judging
+        if self.at.judged_after != self.at.steps_done:
+            judging += self.evaluate()
+        self.seconds["eval"] = judging
+
+    def record(self, batch: Batch, outcome: Outcome, norm: float | None, updating: float) -> None:
+        """Keep what the step came to; costs the training thread some microseconds."""
+        self.at.loss = outcome.loss
+        self.at.steps_done = batch.step + 1
+        self.samples_seen += len(batch.ids)
+        self.recorder.record(
+            events.Stepped(
+                epoch=batch.epoch,
+                step=batch.step,
+                loss=outcome.loss,
+                samples=len(batch.ids),
+                samples_of_batch=batch.size,
+                seconds={
+                    "data": round(batch.waited_seconds, 6),
+                    "compute": round(outcome.compute_seconds, 6),
+                    "exchange": round(outcome.exchange_seconds, 6),
+                    "update": round(updating, 6),
+                },
+                lr=self.optimizer.param_groups[0]["lr"],
+                grad_norm=norm,
+                ids=batch.ids if len(batch.ids) <= MANY_IDS else None,
+                mark=f"{batch.mark:016x}",
+            )
+        )
+
+    def prove(self) -> str | None:
+        """All replicas compare their state; nothing to compare when they train apart."""
+        if not self.team.setting.sync:
+            return None
+        found = self.team.prove(self.model, self.optimizer, self.at.steps_done - 1)
+        self.recorder.record(events.Proved(self.at.steps_done - 1, found, agree=True))
+        return found
+
+    def evaluate(self) -> float:
+        """Judge the model, if the job says on what; returns the seconds it took."""
+        began = time.perf_counter()
+        if self.eval_data is not None:
+            job = self.loaded.job
+            judged = self.team.evaluate(
+                self.model,
+                self.eval_data,
+                {"loss": self.loss_sum, **self.measures},
+                batch=job.eval.batch or job.data.global_batch,
+                workers=job.data.workers,
+                collate=self.collate,
+            )
+            self.at.metrics, self.at.judged_after = judged.metrics, self.at.steps_done
+            self.recorder.record(
+                events.Evaluated(
+                    self.at.steps_done - 1,
+                    judged.metrics,
+                    judged.samples,
+                    len(self.eval_data),
+                    f"{judged.mark:016x}",
+                )
+            )
+        return time.perf_counter() - began
+
+    def end(self) -> RankResult:
+        """The last proof, the last checkpoint, and what this rank has to tell."""
+        began = time.perf_counter()
+        fingerprint = self.prove() or self._own_fingerprint()
+        sha256 = weights_sha256(self.model.module)
+        apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
+        self.keeping.save_last()
+        self.recorder.record(events.Ended(self.at.steps_done, fingerprint, sha256, self.recorder.lost))
+        self.recorder.close()
+        self.seconds["prove"] = time.perf_counter() - began
+        split = self.batches.plan.split
+        return RankResult(
+            rank=self.team.rank,
+            steps=self.at.steps_done,
+            epochs=self.at.steps_done // split.steps,
+            loss=self.at.loss,
+            metrics=self.at.metrics,
+            samples_seen=self.samples_seen,
+            recipe=self.recipe,
+            weights_sha256=sha256,
+            fingerprint=fingerprint,
+            parameters=sum(p.numel() for p in self.model.module.parameters()),
+            samples=split.samples,
+            device=str(self.team.setting.device.type),
+            seconds=self.seconds,
+            lost_events=self.recorder.lost,
+            apart=apart,
+            notes=tuple(self.notes),
+            start=self.start,
+            loaded=self._loaded(),
+        )
+
+    def _loaded(self) -> results.Loaded | None:
+        if self.weights is None:
+            return None
+        return results.Loaded(
+            weights=str(self.loaded.job.model.weights),
+            how=self.weights.how,
+            fingerprint=self.weights.fingerprint,
+            bytes=self.weights.nbytes,
+            requests=int(self.weights.access["read_requests"]),
+            read_bytes=int(self.weights.access["read_bytes"]),
+        )
+
+    def _keeping(self) -> Keeping:
+        trained = Trained(
+            self.model,
+            self.optimizer,
+            self.schedule,
+            self.batches.steps,
+            self.batches.plan.split.steps,
+            self.recipe,
+            self.recipe_words,
+        )
+        return Keeping(self.loaded, self.folder, self.team, self.recorder, trained, self.at, self._note)
+
+    def _own_fingerprint(self) -> str:
+        return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
+
+    def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
+        """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
+        first = next(iter(self.batches.first_only()))
+        known = probe_on(module, first, self.loss_sum, self.team.setting).with_others(self.team.group)
+        wanted = self.loaded.job.model.find_unused
+        find_unused = bool(known.unused) if wanted == "auto" else wanted
+        if known.unused and find_unused:
+            self._note(f"{len(known.unused)} parameters take no part in some shards ({known.unused[0]}, …)")
+        return self.team.replicate(module, find_unused=find_unused, known=known)
+
+    def _agree_on_recipe(self) -> str:
+        device = self.team.setting.device.type
+        weights = None
+        if self.weights is not None:
+            weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
+        self.recipe_words = recipe_of(self.loaded, device, self.batches.plan.split.samples, weights)
+        self.team.agree(self.recipe_words)
+        return recipe_hash(self.recipe_words)
+
+    def _record_team(self) -> None:
+        section, split = self.loaded.job.team, self.batches.plan.split
+        if split.global_batch < section.shards:
+            self._note(
+                f"data.global_batch is {split.global_batch}: {section.shards - split.global_batch} of "
+                f"{section.shards} shards have no samples"
+            )
+        counted = str(events.sessions_in(self.folder.events(0))) if self.team.is_leader else ""
+        self.session = int(self.team.group.gather(counted, "counting sessions")[0])
+        cores = len(os.sched_getaffinity(0))
+        busy = section.ranks * section.threads
+        if self.team.setting.device.type == "cpu" and busy < cores:
+            self._note(
+                f"{cores - busy} of {cores} cores are idle; --ranks {min(cores // section.threads, section.shards)} "
+                "uses them with the same bits"
+            )
+        self.recorder.record(
+            events.TeamFormed(
+                rank=self.team.rank,
+                ranks=self.team.world.size,
+                shards=section.shards,
+                threads=section.threads,
+                device=str(self.team.setting.device),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                sync=section.sync,
+                recipe=self.recipe,
+                parameters=sum(p.numel() for p in self.model.module.parameters()),
+                samples=split.samples,
+                steps=self.batches.steps,
+                session=self.session,
+                start=self.start,
+            )
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.recorder.record(events.Noted(text))
