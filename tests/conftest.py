@@ -4,10 +4,12 @@ import signal
 
 import pytest
 
-# A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that. Tests of Ctrl-C
-# need it obeyed, as it is in a terminal.
+# A shell starts what it puts in the background with Ctrl-C ignored, nohup what it starts with hanging up ignored, and
+# children inherit that. Tests of these signals need them obeyed, as they are in a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -286,7 +286,8 @@ def in_words(summary: Summary, language: Language) -> str:
 
 def _storage_rows(summary: Summary, word: dict[str, str]) -> list[tuple[str, str]]:
     if summary.loaded is None:
-        return [(word["storage"], word["no_storage"])] if not summary.storage["requests"] else []
+        nothing_asked = summary.storage.get("requests") == 0
+        return [(word["storage"], word["no_storage"])] if nothing_asked else []
     by_rank = ", ".join(f"{used['requests']}" for used in summary.storage["by_rank"])
     used = {"requests": summary.storage["requests"], "mb": summary.storage["bytes"] / 1e6, "by_rank": by_rank}
     return [

@@ -226,7 +226,7 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
 
 def _targets(built: Built, tensors: list[TensorAt]) -> list[Target]:
     # A tied weight is known by its first name, whichever of them the file has.
-    first = {id(tensor): name for name, tensor in reversed(list(built.tensors.items()))}
+    first = {id(tensor): name for name, tensor in reversed([*built.tensors.items()])}
     return [
         Target(first[id(built.tensors[name])], built.tensors[name], tensor, built.fresh)
         for tensor, (_, name) in zip(tensors, built.match.pairs, strict=True)
