@@ -98,13 +98,17 @@ def test_without_any_state_the_run_begins_again_with_the_same_bits(job, undistur
     assert "goes on from" not in err
 
 
-def test_a_drill_disturbs_a_job_in_many_ways_and_its_bits_stay(job, tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    ["truncate-latest", pytest.param("segfault,truncate-latest,kill-all,kill-agent", marks=pytest.mark.soak)],
+)
+def test_a_drill_disturbs_a_job_and_its_bits_stay(job, tmp_path, names):
     ended = dure(
-        *("drill", job, "--faults", "segfault,truncate-latest", "--seed", 3, "--json"),
+        *("drill", job, "--faults", names, "--seed", 3, "--json"),
         *("--run-dir", tmp_path / "drill", *SHORT),
     )
     figures = ended.summary
-    assert [fault["name"] for fault in figures["faults"]] == ["segfault", "truncate-latest"]
+    assert [fault["name"] for fault in figures["faults"]] == names.split(",")
     for fault in figures["faults"]:
         assert fault["same_bits"] is True, fault
         assert 10 <= fault["step"] < 20

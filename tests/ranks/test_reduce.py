@@ -17,7 +17,7 @@ def on_ranks(entry, args, ranks, tmp_path):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 3, 8])
 def test_random_reduces_are_the_plain_tree_sums_bits(ranks, tmp_path):
     assert on_ranks("trials", (60, ranks), ranks, tmp_path) == [[]] * ranks
 
