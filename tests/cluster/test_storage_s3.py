@@ -340,6 +340,7 @@ def everything(store):
     ]
 
 
+@pytest.mark.soak
 def test_a_server_that_stays_away_is_an_error_in_bounded_time(s3, weights):
     store = open_store(weights)
     s3.stop()

@@ -164,6 +164,7 @@ def test_a_rank_that_is_killed_is_named(job, tmp_path):
     fails(ended, 1, "rank 1", "SIGKILL", "started again 3 times and came no further than step 0")
 
 
+@pytest.mark.soak
 def test_ranks_that_wait_too_long_leave_their_stacks(job, tmp_path):
     settings = [
         "model.factory=" + broken("act"),
@@ -219,6 +220,7 @@ def test_a_full_disk_does_not_stop_training(job, tmp_path):
     assert "No space left" in ended.err
 
 
+@pytest.mark.soak
 def test_a_batch_smaller_than_the_shards_works_and_says_so(job, tmp_path):
     summary = train(job, tmp_path / "run", "--set", "data.global_batch=3").summary
     assert summary["ledger"]["exactly_once"] is True

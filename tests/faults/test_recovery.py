@@ -70,7 +70,7 @@ def train_and_kill(job, folder, kills, *arguments):
     return json.loads(out.splitlines()[-1]), err
 
 
-@pytest.mark.parametrize("sharded", ["false", "true"])
+@pytest.mark.parametrize("sharded", [pytest.param("false", marks=pytest.mark.soak), "true"])
 def test_killed_ranks_change_no_bit_and_every_sample_comes_once(job, undisturbed, tmp_path, sharded):
     folder = RunFolder(tmp_path / "run")
     kills = [(1, 5), (0, 12)]
@@ -89,6 +89,7 @@ def test_killed_ranks_change_no_bit_and_every_sample_comes_once(job, undisturbed
     assert len(gone_on) == 2
 
 
+@pytest.mark.soak
 def test_without_any_state_the_run_begins_again_with_the_same_bits(job, undisturbed, tmp_path):
     folder = RunFolder(tmp_path / "run")
     off = ["--set", "checkpoint.memory_every=0", "--set", "checkpoint.every_seconds=0"]

@@ -7,6 +7,7 @@ from dure.launch import run_team
 from dure.run_folder import RunFolder
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(120)
 def test_an_evaluation_longer_than_hang_seconds_is_let_go_on(tmp_path):
     """Each rank reads 20 samples in 0.4 s: 8 s in all, and 1.6 s without a beat."""
