@@ -12,10 +12,10 @@ import torch.distributed as dist
 from dure.exchange.counters import Counters, line_bytes
 from dure.exchange.group import Group
 from dure.exchange.segment import Offer, Segment, map_offer
+from dure.loading.memory import POPULATE_WRITE
 from dure.loading.windows import STAGING_BYTES
 
 STAGING_START = mmap.PAGESIZE
-_POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,6 @@ def joined(circle: Circle, standing: Standing) -> Circle:
 def fetch_pages(circle: Circle) -> None:
     """Have this rank's view of all windows' room in its page table at once, not page by page."""
     try:
-        circle.shared.madvise(_POPULATE_WRITE)
+        circle.shared.madvise(POPULATE_WRITE)
     except OSError:
         return  # an older kernel: then each page is fetched when it is read

@@ -9,7 +9,7 @@ import torch
 
 _LINE = 64
 """Tensors start at multiples of this: a cache line, and what torch's own allocator gives."""
-_POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
+POPULATE_WRITE = getattr(mmap, "MADVPOPULATE_WRITE", 23)
 
 
 def room_for(tensor: torch.Tensor) -> int:
@@ -48,6 +48,6 @@ class FreshMemory:
             return
         first = start & -mmap.PAGESIZE
         try:
-            self._map.madvise(_POPULATE_WRITE, first, start + nbytes - first)
+            self._map.madvise(POPULATE_WRITE, first, start + nbytes - first)
         except OSError:
             self._can_fetch = False  # then each page is fetched when it is written

@@ -28,8 +28,8 @@ from dure.team import Team
 
 
 @dataclass
-class Standing:
-    """Where a run stands: what changes with its steps, besides the model and the optimizer."""
+class Reached:
+    """How far a run has come: what changes with its steps, besides the model and the optimizer."""
 
     steps_done: int = 0
     loss: float = float("nan")
@@ -62,7 +62,7 @@ class Keeping:
         team: Team,
         recorder: events.Recorder,
         trained: Trained,
-        at: Standing,
+        at: Reached,
         note: Callable[[str], None],
     ) -> None:
         """`at` is changed when the run goes on from an earlier state; `note` tells the user something."""

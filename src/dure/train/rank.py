@@ -23,7 +23,7 @@ from dure.replica import refuse_what_cannot_be_exact
 from dure.results import RankResult
 from dure.run_folder import RunFolder
 from dure.team import Team, start
-from dure.train.keeping import Keeping, Standing, Trained
+from dure.train.keeping import Keeping, Reached, Trained
 from dure.train.parts import Parts
 
 
@@ -64,7 +64,7 @@ class Run:
     seconds: dict[str, float]
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
-    at: Standing = field(default_factory=Standing)
+    at: Reached = field(default_factory=Reached)
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
