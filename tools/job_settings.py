@@ -13,7 +13,13 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dure.job import Group, Job
+from dure.job import Group, Job, Mount
+
+_LISTS: dict[str, tuple[str, type[BaseModel]]] = {
+    "train": ("train.groups.", Group),
+    "cluster": ("cluster.mounts.", Mount),
+}
+"""Tables that may stand more than once in a section."""
 
 
 def sections() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -22,8 +28,8 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in Job.model_fields.items():
         if _is_section(field):
             yield f"{name}.", field.annotation  # type: ignore[misc]
-            if name == "train":
-                yield "train.groups.", Group
+            if name in _LISTS:
+                yield _LISTS[name]
 
 
 def rows(prefix: str, section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
@@ -49,7 +55,7 @@ def _default(field: FieldInfo) -> str:
 def main() -> None:
     """Print all tables."""
     for prefix, section in sections():
-        table = "[{}]" if section is not Group else "[[{}]]"
+        table = "[{}]" if section not in (Group, Mount) else "[[{}]]"
         title = f"`{table.format(prefix.rstrip('.'))}`" if prefix else "The top of the file"
         print(f"## {title}\n\n{section.__doc__}\n\n| setting | default | |\n|---|---|---|")
         for key, default, sentence in rows(prefix, section):

@@ -12,11 +12,12 @@ import torch
 from dure.factory import source_digest
 from dure.job import LoadedJob
 
+_NOT_TRAINED_BY = {"name", "storage", "eval", "checkpoint", "cluster", "slurm"}
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
     "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
-    "team": ("ranks", "hang_seconds", "max_restarts"),
+    "team": ("ranks", "min_ranks", "hang_seconds", "max_restarts"),
     "reduce": ("transport",),
 }
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
@@ -29,7 +30,7 @@ def recipe_of(
 
     `weights` is what tells loaded weights from others, wherever they lie and whoever read them.
     """
-    job = loaded.job.model_dump(mode="json", exclude={"name", "storage", "eval", "checkpoint"})
+    job = loaded.job.model_dump(mode="json", exclude=_NOT_TRAINED_BY)
     for section, keys in _NOT_IN_THE_BITS.items():
         for key in keys:
             del job[section][key]

@@ -1,36 +1,17 @@
-"""The job file: what to train. Typed, frozen, checked once, every value with its source."""
+"""The sections of a job file that say what to train, on what, how, and by whom."""
 
 from __future__ import annotations
 
-import difflib
-import json
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from dure.errors import JobError
+from dure.job.cluster import Cluster, Slurm
+from dure.job.section import Section
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Factory = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")]
 """`package.module:callable` or `path/file.py:callable`; a path is relative to the job file."""
-
-
-class Section(BaseModel):
-    """A part of the job; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
 
 
 class Model(Section):
@@ -38,7 +19,7 @@ class Model(Section):
 
     factory: Factory | None = None
     """Called in every rank; returns a torch.nn.Module. May be left out when `weights` is a Hugging Face folder."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory, `{storage}` in a string standing for the job's storage; without a factory what
     `from_pretrained` takes, and `auto`, the class's name."""
     weights: str | None = None
@@ -66,7 +47,7 @@ class Data(Section):
 
     factory: Factory
     """Called in every rank; returns a map-style dataset of (input, target) samples."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory. `{storage}` in a string stands for the job's storage folder."""
     global_batch: PositiveInt
     """Samples in one optimizer step, over all ranks."""
@@ -85,7 +66,7 @@ class Eval(Section):
 
     factory: Factory | None = None
     """Called in every rank; returns a map-style dataset of (input, target) samples."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory."""
     metrics: tuple[str, ...] = ()
     """`accuracy`, or callables `(output, target) -> (sum, count)`. The loss is always there."""
@@ -113,7 +94,7 @@ class Train(Section):
     """A class of torch.optim, by name."""
     lr: PositiveFloat = 1e-3
     """Learning rate."""
-    optimizer_args: dict[str, Any] = {}
+    optimizer_args: dict[str, Any] = Field(default={})
     """Further keyword arguments of the optimizer. Fused kernels are used where torch has them."""
     groups: tuple[Group, ...] = ()
     """Parameter groups with settings of their own."""
@@ -122,7 +103,7 @@ class Train(Section):
     instead of all ranks doing the same. Elementwise optimizers only. Never changes a bit."""
     schedule: str | None = None
     """A class of torch.optim.lr_scheduler, by name, stepped once a step."""
-    schedule_args: dict[str, Any] = {}
+    schedule_args: dict[str, Any] = Field(default={})
     """Keyword arguments of the schedule."""
     epochs: PositiveInt | None = None
     """Passes over the data. Give this or `steps`."""
@@ -153,7 +134,10 @@ class TeamSection(Section):
     """Who trains it."""
 
     ranks: PositiveInt = 2
-    """Processes that train together. Never changes a bit."""
+    """Processes that train together on each node. Never changes a bit."""
+    min_ranks: PositiveInt | None = None
+    """The run goes on with fewer ranks on a node, down to so many, when some of them cannot be kept alive; as
+    `--ranks 2:8` says it. Without it, always `ranks`."""
     shards: PositiveInt = 8
     """Fixed parts of every global batch; the bits depend on this, never on the ranks."""
     threads: PositiveInt = 1
@@ -170,6 +154,10 @@ class TeamSection(Section):
 
     @model_validator(mode="after")
     def _a_shard_for_each(self) -> TeamSection:
+        if self.min_ranks is not None and self.min_ranks > self.ranks:
+            raise ValueError(
+                f"team.min_ranks is {self.min_ranks}, more than team.ranks, which is {self.ranks}; turn them round"
+            )
         if self.ranks > self.shards:
             raise ValueError(
                 f"team.ranks is {self.ranks}, but there are only {self.shards} shards and each rank needs one; "
@@ -227,6 +215,19 @@ class Job(Section):
     team: TeamSection = TeamSection()
     reduce: Reduce = Reduce()
     checkpoint: Checkpoint = Checkpoint()
+    cluster: Cluster = Cluster()
+    slurm: Slurm = Slurm()
+
+    @model_validator(mode="after")
+    def _a_shard_for_each_of_all(self) -> Job:
+        ranks = self.cluster.nodes * self.team.ranks
+        if ranks > self.team.shards:
+            raise ValueError(
+                f"{self.cluster.nodes} nodes with {self.team.ranks} ranks each are {ranks} ranks, but there are only "
+                f"{self.team.shards} shards and each rank needs one; use fewer, or set team.shards to {ranks} or more "
+                "(other bits)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_model_to_shard(self) -> Job:
@@ -236,148 +237,3 @@ class Job(Section):
                 "turn one of them off"
             )
         return self
-
-
-@dataclass(frozen=True)
-class LoadedJob:
-    """A job with the place it came from and the source of each of its values."""
-
-    job: Job
-    folder: Path
-    """Relative paths of factories start here."""
-    sources: Mapping[str, str]
-    """Dotted key → `default`, the file's name, or the option that set it."""
-
-    def to_json(self) -> str:
-        """The whole value as text, for the ranks and for the run folder."""
-        return json.dumps(
-            {
-                "job": self.job.model_dump(mode="json"),
-                "folder": str(self.folder),
-                "sources": dict(self.sources),
-            },
-            indent=1,
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> LoadedJob:
-        """The inverse of `to_json`."""
-        raw = json.loads(text)
-        return cls(Job.model_validate(raw["job"]), Path(raw["folder"]), raw["sources"])
-
-    @property
-    def storage(self) -> str:
-        """The shared storage: a folder, or s3://…."""
-        return self.job.storage if "://" in self.job.storage else str(self.folder / self.job.storage)
-
-    def arguments(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Factory arguments with `{storage}` filled in."""
-        return {
-            key: value.replace("{storage}", self.storage) if isinstance(value, str) else value
-            for key, value in args.items()
-        }
-
-
-def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int | None = None) -> LoadedJob:
-    """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
-    `ranks` (the option of its own) beats them."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise JobError(
-            f"there is no job file {path}; see `dure train --help` for one to start from"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"cannot read the job file {path}: {error}") from None
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(f"{path} is not valid TOML: {error}") from None
-    sources = dict.fromkeys(_leaves(raw), path.name)
-    given = _parsed(settings or {})
-    if ranks is not None:
-        given["team.ranks"] = (ranks, f"--ranks {ranks}")
-    for dotted, (value, source) in given.items():
-        _put(raw, dotted, value)
-        sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
-        sources[dotted] = source
-    try:
-        job = Job.model_validate(raw)
-    except ValidationError as error:
-        raise JobError(f"{path}: {_explain(error)}") from None
-    return LoadedJob(job, path.absolute().parent, sources)
-
-
-def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, value, source) of every setting, in the order of the classes above."""
-    for key, value in _leaves(loaded.job.model_dump(mode="json"), open_tables=False).items():
-        source = loaded.sources.get(key)
-        if source is None:
-            inner = {kept for name, kept in loaded.sources.items() if name.startswith(f"{key}.")}
-            source = ", ".join(sorted(inner)) or "default"
-        yield key, value, source
-
-
-def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Values of `--set` options: TOML where it is TOML, else the plain string."""
-    values: dict[str, tuple[Any, str]] = {}
-    for dotted, text in settings.items():
-        try:
-            value: Any = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        values[dotted] = (value, f"--set {dotted}={text}")
-    return values
-
-
-def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    *outer, last = dotted.split(".")
-    table = raw
-    for name in outer:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise JobError(f"--set {dotted}: {name} is a value, not a section")
-    table[last] = value
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "", open_tables: bool = True) -> dict[str, Any]:
-    """Dotted key → value. With `open_tables` off, free-form tables (arguments) stay one value."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        section = isinstance(value, dict) and (open_tables or not prefix)
-        found |= _leaves(value, f"{prefix}{key}.", open_tables) if section else {f"{prefix}{key}": value}
-    return found
-
-
-def _explain(error: ValidationError) -> str:
-    """All that is wrong, one clause each, in the job file's own words."""
-    return "; ".join(_explain_one(problem["type"], problem["loc"], problem) for problem in error.errors())
-
-
-def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> str:
-    dotted = ".".join(str(part) for part in location)
-    if kind == "extra_forbidden":
-        names = _names_at(location[:-1])
-        close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
-        hint = (
-            f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])}?"
-            if close
-            else f"known: {', '.join(names)}"
-        )
-        return f"unknown key {dotted}; {hint}"
-    if kind == "missing":
-        return f"{dotted} is missing"
-    if kind == "value_error":
-        return str(problem["ctx"]["error"])
-    return f"{dotted} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
-
-
-def _names_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that may stand at this place."""
-    here: type[BaseModel] = Job
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = here.model_fields[part].annotation
-        here = Group if part == "groups" else annotation  # type: ignore[assignment]
-    return list(here.model_fields)

@@ -1,0 +1,21 @@
+"""The job file: what to train, and where. `load_job` reads one."""
+
+from __future__ import annotations
+
+from dure.job.cluster import Cluster, Mount, Slurm
+from dure.job.read import LoadedJob, all_values, load_job
+from dure.job.sections import Checkpoint, Group, Job, TeamSection, Train
+
+__all__ = [
+    "Checkpoint",
+    "Cluster",
+    "Group",
+    "Job",
+    "LoadedJob",
+    "Mount",
+    "Slurm",
+    "TeamSection",
+    "Train",
+    "all_values",
+    "load_job",
+]

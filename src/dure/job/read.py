@@ -1,0 +1,164 @@
+"""Reading a job file: typed, frozen, checked once, every value with its source."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dure.errors import JobError
+from dure.job.cluster import Mount
+from dure.job.sections import Group, Job
+
+_LISTS = {"groups": Group, "mounts": Mount}
+"""Settings that are lists of tables."""
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A job with the place it came from and the source of each of its values."""
+
+    job: Job
+    folder: Path
+    """Relative paths of factories start here."""
+    sources: Mapping[str, str]
+    """Dotted key → `default`, the file's name, or the option that set it."""
+
+    def to_json(self) -> str:
+        """The whole value as text, for the ranks and for the run folder."""
+        return json.dumps(
+            {
+                "job": self.job.model_dump(mode="json"),
+                "folder": str(self.folder),
+                "sources": dict(self.sources),
+            },
+            indent=1,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> LoadedJob:
+        """The inverse of `to_json`."""
+        raw = json.loads(text)
+        return cls(Job.model_validate(raw["job"]), Path(raw["folder"]), raw["sources"])
+
+    @property
+    def storage(self) -> str:
+        """The shared storage: a folder, or s3://…."""
+        return self.job.storage if "://" in self.job.storage else str(self.folder / self.job.storage)
+
+    def arguments(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Factory arguments with `{storage}` filled in."""
+        return {
+            key: value.replace("{storage}", self.storage) if isinstance(value, str) else value
+            for key, value in args.items()
+        }
+
+
+def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int | None = None) -> LoadedJob:
+    """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
+    `ranks` (the option of its own) beats them."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise JobError(
+            f"there is no job file {path}; see `dure train --help` for one to start from"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"cannot read the job file {path}: {error}") from None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{path} is not valid TOML: {error}") from None
+    sources = dict.fromkeys(_leaves(raw), path.name)
+    given = _parsed(settings or {})
+    if ranks is not None:
+        given["team.ranks"] = (ranks, f"--ranks {ranks}")
+    for dotted, (value, source) in given.items():
+        _put(raw, dotted, value)
+        sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
+        sources[dotted] = source
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as error:
+        raise JobError(f"{path}: {_explain(error)}") from None
+    return LoadedJob(job, path.absolute().parent, sources)
+
+
+def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, value, source) of every setting, in the order of the classes above."""
+    for key, value in _leaves(loaded.job.model_dump(mode="json"), open_tables=False).items():
+        source = loaded.sources.get(key)
+        if source is None:
+            inner = {kept for name, kept in loaded.sources.items() if name.startswith(f"{key}.")}
+            source = ", ".join(sorted(inner)) or "default"
+        yield key, value, source
+
+
+def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Values of `--set` options: TOML where it is TOML, else the plain string."""
+    values: dict[str, tuple[Any, str]] = {}
+    for dotted, text in settings.items():
+        try:
+            value: Any = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        values[dotted] = (value, f"--set {dotted}={text}")
+    return values
+
+
+def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    *outer, last = dotted.split(".")
+    table = raw
+    for name in outer:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise JobError(f"--set {dotted}: {name} is a value, not a section")
+    table[last] = value
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "", open_tables: bool = True) -> dict[str, Any]:
+    """Dotted key → value. With `open_tables` off, free-form tables (arguments) stay one value."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        section = isinstance(value, dict) and (open_tables or not prefix)
+        found |= _leaves(value, f"{prefix}{key}.", open_tables) if section else {f"{prefix}{key}": value}
+    return found
+
+
+def _explain(error: ValidationError) -> str:
+    """All that is wrong, one clause each, in the job file's own words."""
+    return "; ".join(_explain_one(problem["type"], problem["loc"], problem) for problem in error.errors())
+
+
+def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> str:
+    dotted = ".".join(str(part) for part in location)
+    if kind == "extra_forbidden":
+        names = _names_at(location[:-1])
+        close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+        hint = (
+            f"did you mean {'.'.join([*map(str, location[:-1]), close[0]])}?"
+            if close
+            else f"known: {', '.join(names)}"
+        )
+        return f"unknown key {dotted}; {hint}"
+    if kind == "missing":
+        return f"{dotted} is missing"
+    if kind == "value_error":
+        return str(problem["ctx"]["error"])
+    return f"{dotted} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+
+
+def _names_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that may stand at this place."""
+    here: type[BaseModel] = Job
+    for part in location:
+        if isinstance(part, int):
+            continue
+        here = _LISTS.get(part, here.model_fields[part].annotation)  # type: ignore[assignment]
+    return list(here.model_fields)
