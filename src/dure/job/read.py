@@ -160,5 +160,5 @@ def _names_at(location: tuple[int | str, ...]) -> list[str]:
     for part in location:
         if isinstance(part, int):
             continue
-        here = _LISTS.get(part, here.model_fields[part].annotation)  # type: ignore[assignment]
+        here = _LISTS.get(part, here.model_fields[part].annotation)  # type: ignore[arg-type, assignment]
     return list(here.model_fields)
