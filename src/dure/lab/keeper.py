@@ -42,9 +42,11 @@ class Cover:
 
 @dataclass(frozen=True)
 class Order:
-    """How a place is to be: its name, and what it has of its own beside its network."""
+    """How a place is to be: its name, and what it has of its own beside network, host names and /dev/shm."""
 
     host: str
+    hosts: str
+    """The text of its /etc/hosts."""
     covers: tuple[Cover, ...] = ()
     binds: tuple[Bind, ...] = ()
     processes: bool = True
@@ -55,8 +57,11 @@ class Order:
         return json.dumps(
             {
                 "host": self.host,
+                "hosts": self.hosts,
                 "processes": self.processes,
-                "covers": [(cover.folder, cover.kept, cover.mode) for cover in self.covers],
+                "covers": [
+                    (cover.folder, cover.kept, cover.mode) for cover in (Cover("/dev/shm"), *self.covers)
+                ],
                 "binds": [(str(bind.source), bind.target, bind.writable) for bind in self.binds],
             }
         )

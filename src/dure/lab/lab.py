@@ -178,7 +178,6 @@ class Lab:
 
     def _build(self) -> None:
         (self._storage / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        (self.folder / "hosts").write_text(network.host_names(self._addresses))
         if self._ssh:
             remote.prepare(self.folder, self._addresses, self.name)
         self._births += [make_place(self._order(name)) for name in self._addresses]
@@ -194,11 +193,8 @@ class Lab:
     def _order(self, place: str) -> Order:
         """The login is where a person works; a node has /tmp, shared memory and read-only storage of its own."""
         is_node = place != network.LOGIN
-        covers = [Cover("/dev/shm"), Cover("/mnt", None, "0755"), Cover("/run", None, "0755")]
-        binds = [
-            Bind(self.folder / "hosts", "/etc/hosts"),
-            Bind(self._storage, SHARED, writable=not is_node),
-        ]
+        covers = [Cover("/mnt", None, "0755"), Cover("/run", None, "0755")]
+        binds = [Bind(self._storage, SHARED, writable=not is_node)]
         if is_node:
             temporary = tempfile.gettempdir()
             own = (str(self.folder),) if self.folder.is_relative_to(temporary) else ()
@@ -211,7 +207,7 @@ class Lab:
             config = remote.client_config(self.folder)
             if config is not None:
                 binds.append(Bind(*config))
-        return Order(place, tuple(covers), tuple(binds))
+        return Order(place, network.host_names(self._addresses), tuple(covers), tuple(binds))
 
     def _keeper(self, place: str) -> Keeper:
         keepers = {keeper.host: keeper for keeper in self.state.keepers}

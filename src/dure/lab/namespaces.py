@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> int:
 def keep(order: dict[str, Any]) -> int:
     """Make a place, say its first process's number, and stay until the end.
 
-    `order`: host (its name), processes (whether it counts its own), covers (folders that are empty in the place but
-    for some), binds (from, to, whether writable).
+    `order`: host (its name), hosts (its /etc/hosts), processes (whether it counts its own), covers (folders that are
+    empty in the place but for some), binds (from, to, whether writable).
     """
     try:
         _checked(_libc.unshare(sum(_KINDS.values()) | (_PROCESSES if order["processes"] else 0)), "unshare")
@@ -108,6 +108,7 @@ def _arrange(order: dict[str, Any]) -> None:
     sources = [os.open(source, os.O_PATH) for source, _, _ in order["binds"]]  # they may be covered soon
     for folder, kept, mode in order["covers"]:
         _cover(folder, kept, mode)
+    _bind_text(order["hosts"], "/etc/hosts")
     for descriptor, (source, target, writable) in zip(sources, order["binds"], strict=True):
         _bind(descriptor, os.path.isdir(f"/proc/self/fd/{descriptor}"), target)
         if not writable:
@@ -130,6 +131,15 @@ def _cover(folder: str, kept: Sequence[str] | None, mode: str) -> None:
     _mount("tmpfs", folder, "tmpfs", data=f"mode={mode}")
     for path, descriptor, is_folder in held:
         _bind(descriptor, is_folder, path)
+
+
+def _bind_text(text: str, target: str) -> None:
+    """Lay a file over another. It stays there when its own name is gone, so that none is left anywhere."""
+    own = f"/dev/shm/{os.getpid()}"
+    with open(own, "x") as file:
+        file.write(text)
+    _bind(os.open(own, os.O_PATH), False, target)
+    os.unlink(own)
 
 
 def _bind(descriptor: int, is_folder: bool, target: str) -> None:

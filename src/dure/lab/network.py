@@ -70,16 +70,15 @@ def lay_cables(login: Keeper, nodes: Sequence[Keeper], addresses: dict[str, str]
         cable = f"link add {node.host} netns {login.pid} type veth peer name {LINK} netns {node.pid}"
         run(["ip", *cable.split()])
         _ip(login, f"link set {node.host} master {SWITCH}", f"link set {node.host} up")
-        _ip(
-            node,
-            "link set lo up",
-            f"address add {addresses[node.host]}/24 dev {LINK}",
-            f"link set {LINK} up",
-            f"route add default via {addresses[login.host]}",
-        )
+        bring_up(node, addresses[node.host])
         if rate is not None:
             run([*node.within("net"), *shaping(LINK, rate)])
             run([*login.within("net"), *shaping(node.host, rate)])
+
+
+def bring_up(node: Keeper, address: str) -> None:
+    """Give a node's interface its address."""
+    _ip(node, "link set lo up", f"address add {address}/24 dev {LINK}", f"link set {LINK} up")
 
 
 def set_cable(login: Keeper, node: str, *, joined: bool) -> None:
