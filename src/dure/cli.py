@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -18,7 +17,6 @@ from dure.lab.commands import lab
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
-    from dure.run_folder import RunFolder
 
 app = typer.Typer(
     name="dure",
@@ -83,6 +81,19 @@ def train(
         bool,
         typer.Option("--fresh", help="Start anew; an earlier run in --run-dir is moved aside, not deleted."),
     ] = False,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="Machines that train together, or MIN:MAX of them.", show_default="the job's"),
+    ] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(help="Which of the nodes this is, from 0, the leader.", show_default="none")
+    ] = None,
+    leader: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"
+        ),
+    ] = None,
     port: Port = 0,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
@@ -96,12 +107,14 @@ def train(
     run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
     """
     from dure.job import load_job
+    from dure.run_job import Start, nodes_of, run_job
 
-    loaded = load_job(job, _settings(settings or []), ranks)
+    loaded = load_job(job, _settings(settings or []), ranks, nodes)
     if print_config:
         _print_config(loaded)
         return
-    run_job(loaded, run_dir, port=port, as_json=as_json, lang=lang, fresh=fresh)
+    start = Start(run_dir, fresh=fresh, port=port)
+    run_job(loaded, start, nodes_of(loaded, node_rank, leader), as_json=as_json, lang=lang)
 
 
 @app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
@@ -120,8 +133,9 @@ def run(
 ) -> None:
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once."""
     from dure.launch import run_script
+    from dure.run_job import new_run
 
-    folder = _new_run(run_dir, Path(target).stem)
+    folder = new_run(run_dir, Path(target).stem)
     code = run_script(
         target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
     )
@@ -140,9 +154,9 @@ def demo(
 ) -> None:
     """Draw 400 photos of cats and of things that are not, train a small CNN on 4 ranks, show what happened."""
     from dure.demo import prepare
+    from dure.run_job import Start, run_job
 
-    loaded = prepare(storage, ranks)
-    run_job(loaded, run_dir, port=0, as_json=as_json, lang=lang)
+    run_job(prepare(storage, ranks), Start(run_dir), None, as_json=as_json, lang=lang)
 
 
 @app.command()
@@ -172,65 +186,6 @@ def export(
 
     made = export_weights(RunFolder(run.absolute()), out, step)
     print(json.dumps(made) if as_json else f"{out}: {made['tensors']} tensors of step {made['step']}")
-
-
-def run_job(
-    loaded: LoadedJob,
-    run_dir: Path | None,
-    *,
-    port: int,
-    as_json: bool,
-    lang: str | None,
-    fresh: bool = False,
-) -> None:
-    """Launch a job's ranks, show them, and print what came of it."""
-    from dure.display import Display
-    from dure.files import write_whole
-    from dure.language import chosen_language
-    from dure.launch import run_team
-    from dure.report import in_words, summarize
-
-    began = time.perf_counter()
-    language = chosen_language(lang)
-    team = loaded.job.team
-    resumable = loaded.job.checkpoint.wanted and team.sync
-    folder = _new_run(run_dir, loaded.job.name, goes_on=resumable, fresh=fresh)
-    write_whole(folder.job, loaded.to_json())
-
-    def ask_to_stop(signal_name: str) -> None:
-        folder.stop.touch()
-        print(
-            f"dure: {signal_name}: stops after this step and saves; once more stops at once", file=sys.stderr
-        )
-
-    display = Display(folder, team.ranks, language)
-    try:
-        results: list[Any] = run_team(
-            "dure.train:run_rank",
-            (loaded.to_json(), str(folder.path)),
-            ranks=team.ranks,
-            folder=folder,
-            threads=team.threads,
-            hang_seconds=team.hang_seconds,
-            port=port,
-            on_tick=display.tick,
-            max_restarts=team.max_restarts,
-            on_restart=lambda again: display.restarted(
-                again.cause, again.without_progress, again.max_restarts
-            ),
-            ask_to_stop=ask_to_stop if resumable else None,
-        )
-    finally:
-        display.close()
-        folder.stop.unlink(missing_ok=True)
-    inside = sum(results[0].seconds.values())
-    summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
-    text = json.dumps(summary.as_json())
-    try:
-        write_whole(folder.summary, text)
-    except OSError as error:
-        print(f"dure: cannot write {folder.summary}: {error}", file=sys.stderr)
-    print(text if as_json else in_words(summary, language))
 
 
 @app.command(epilog="Exit codes: 0 all the same bits, 1 a run could not be started, 2 usage, 3 other bits.")
@@ -306,33 +261,3 @@ def _print_config(loaded: LoadedJob) -> None:
     key_width, value_width = (max(len(row[column]) for row in rows) for column in range(2))
     for key, value, source in rows:
         print(f"{key:<{key_width}}  {value:<{value_width}}  {source}")
-
-
-def _new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
-    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
-    from dure.run_folder import RunFolder
-
-    path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder = RunFolder(path.absolute())
-    if folder.job.exists() and fresh:
-        aside = next(
-            place
-            for n in itertools.count(1)
-            if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
-        )
-        try:
-            folder.path.rename(aside)
-        except OSError as error:
-            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
-        print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
-    elif folder.job.exists() and not goes_on:
-        raise UsageError(
-            f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"
-        )
-    try:
-        folder.create()
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
-        ) from None
-    return folder

@@ -92,6 +92,7 @@ class RankFailed(DureError):
         details: str = "",
         exit_code: int = 1,
         may_pass: bool = False,
+        aftermath: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -101,3 +102,5 @@ class RankFailed(DureError):
         self.exit_code = exit_code
         self.may_pass = may_pass
         """Whether trying again may help: the machine failed, not the job."""
+        self.aftermath = aftermath
+        """Whether this is only another rank's failure, seen from here."""

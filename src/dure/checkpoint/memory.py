@@ -1,7 +1,7 @@
 """The memory tier: a node's last two states, in memory that the launcher holds and its ranks fill.
 
 It survives the death of any or all ranks, and costs one copy of 1/N of the state on each. A new team finds it,
-agrees on the newest state that is whole and sound everywhere, and goes on from there.
+agrees on the newest state that a node has whole and sound, brings it to those that have not, and goes on from there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from dure.checkpoint.cadence import Cadence, Costs
 from dure.checkpoint.slot import Slot
+from dure.checkpoint.spread import spread
 from dure.checkpoint.state import Share, State, WholeState
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
@@ -37,9 +38,12 @@ class Found:
 class MemoryTier:
     """This rank's part in keeping states. All ranks call all methods, in step."""
 
-    def __init__(self, slots: tuple[Slot, Slot], share: Share, group: Group, every: int | None) -> None:
+    def __init__(
+        self, slots: tuple[Slot, Slot], share: Share, group: Group, every: int | None, node: int = 0
+    ) -> None:
         """`share`: of the ranks of this node; `group`: all ranks; `every`: see `Cadence`."""
         self.share = share
+        self._node = node
         self.trouble = ""
         """Why no states are kept, if so."""
         self._slots = slots
@@ -49,13 +53,21 @@ class MemoryTier:
         self._kept_at: tuple[int, float] | None = None
 
     def newest(self) -> Found | None:
-        """The newest state that all ranks find whole and sound; None when there is none."""
+        """The newest state that any node has whole and sound; other nodes are given it. None when there is none."""
         sound = [self._steps_found_sound(slot) for slot in self._slots]
-        told = [set(json.loads(text)) for text in self._group.gather(json.dumps(sound), "finding states")]
-        common = set.intersection(*told) - {-1}
-        if not common:
+        told = [
+            json.loads(text) for text in self._group.gather(json.dumps([self._node, sound]), "finding states")
+        ]
+        of_nodes: dict[int, set[int]] = {}
+        for node, steps in told:
+            of_nodes[node] = of_nodes.get(node, set(steps)) & set(steps) - {-1}
+        step = max((step for steps in of_nodes.values() for step in steps), default=-1)
+        if step < 0:
             return None
-        at = sound.index(max(common))
+        if not all(step in steps for steps in of_nodes.values()):
+            giver = next(rank for rank, (node, _) in enumerate(told) if step in of_nodes[node])
+            sound = self._share_out(step, giver, sound, wanted=step not in of_nodes[self._node])
+        at = sound.index(step)
         self._next_slot = 1 - at
         slot = self._slots[at]
         records = slot.records() or []
@@ -94,6 +106,19 @@ class MemoryTier:
         for slot in self._slots:
             slot.close()
 
+    def _share_out(self, step: int, giver: int, sound: list[int], *, wanted: bool) -> list[int]:
+        """Bring the state that one node has to those that want it, and say again what is in this one's slots."""
+        found = None
+        if self._group.rank == giver:
+            slot = self._slots[sound.index(step)]
+            records = slot.records() or []
+            found = slot.state(records[0])
+        state = spread(found, giver, self._group, wanted=wanted and self.share.part == 0)
+        if state is not None:
+            self._slots[0].write(state, 0, 1, "")
+        self._group.gather("", "keeping a state that another node had")
+        return [self._steps_found_sound(slot) for slot in self._slots] if wanted else sound
+
     def _steps_found_sound(self, slot: Slot) -> int:
         """The step of the state in a slot, -1 when there is none; each rank checks its share of the bytes."""
         records = slot.records()
@@ -127,7 +152,12 @@ class MemoryTier:
 
 
 def memory_tier(
-    environ: Mapping[str, str], local_rank: int, local_size: int, group: Group, every: int | None
+    environ: Mapping[str, str],
+    local_rank: int,
+    local_size: int,
+    group: Group,
+    every: int | None,
+    node: int = 0,
 ) -> MemoryTier | None:
     """The tier that this node's launcher offers; None without one, on all ranks alike."""
     offered = environ.get(KEEP_VARIABLE, "")
@@ -144,7 +174,7 @@ def memory_tier(
             slot.close()
         return None
     first, second = slots
-    return MemoryTier((first, second), Share(local_rank, local_size), group, every)
+    return MemoryTier((first, second), Share(local_rank, local_size), group, every, node)
 
 
 def free_memory_bytes() -> int:

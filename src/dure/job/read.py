@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -60,9 +61,14 @@ class LoadedJob:
         }
 
 
-def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int | None = None) -> LoadedJob:
+def load_job(
+    path: Path,
+    settings: Mapping[str, str] | None = None,
+    ranks: int | None = None,
+    nodes: str | None = None,
+) -> LoadedJob:
     """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
-    `ranks` (the option of its own) beats them."""
+    `ranks` and `nodes` (options of their own) beat them."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -79,6 +85,8 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int |
     given = _parsed(settings or {})
     if ranks is not None:
         given["team.ranks"] = (ranks, f"--ranks {ranks}")
+    if nodes is not None:
+        given |= _range("cluster.nodes", "cluster.min_nodes", "--nodes", nodes)
     for dotted, (value, source) in given.items():
         _put(raw, dotted, value)
         sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
@@ -110,6 +118,15 @@ def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
             value = text
         values[dotted] = (value, f"--set {dotted}={text}")
     return values
+
+
+def _range(most: str, fewest: str, option: str, text: str) -> dict[str, tuple[Any, str]]:
+    """What `--nodes 2` or `--nodes 1:2` says of two settings."""
+    match = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text)
+    if match is None:
+        raise JobError(f"{option} is {text!r}; give a number, or the fewest and the most, as in 1:2")
+    source = f"{option} {text}"
+    return {most: (int(match[2]), source), fewest: (int(match[1] or match[2]), source)}
 
 
 def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from dure.errors import RankFailed
 from dure.launch import lineage
@@ -201,6 +202,15 @@ class Ranks:
             self._report_data[rank].clear()
         for known in (self.pids, self.ended, self.reports, self._pidfds):
             known.clear()
+
+    def renumber(self, first: int) -> None:
+        """Let the ranks that are started next have numbers from `first`: there may be fewer before them now."""
+        numbers = range(first, first + self.count)
+        known: tuple[dict[int, Any], ...] = (self._report_reads, self._report_writes, self._report_data)
+        for by_rank in known:
+            values = [by_rank.pop(rank) for rank in self.numbers]
+            by_rank.update(zip(numbers, values, strict=True))
+        self.numbers = numbers
 
     def _wait_for_ends(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -159,7 +159,7 @@ class Keeping:
         if every == 0 or not self.team.setting.sync:  # replicas that differ are no state
             return None
         steps = None if every == "auto" else every
-        return memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, steps)
+        return memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, steps, world.node)
 
     def _newest_saved(self) -> WholeState | None:
         if self.keeper is None:

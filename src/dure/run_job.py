@@ -1,0 +1,267 @@
+"""One run of a job as a command: its folder, its nodes, its ranks, what is shown and what is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dure.display import Display
+from dure.errors import UsageError
+from dure.files import write_whole
+from dure.job import LoadedJob
+from dure.language import Language, chosen_language
+from dure.launch import run_team
+from dure.launch.nodes.address import split_leader
+from dure.launch.nodes.join import Joined, Nodes, join
+from dure.launch.patience import Restart
+from dure.launch.stop import StopSignals
+from dure.launch.team import forget_last_run
+from dure.report import in_words, summarize
+from dure.results import RankResult
+from dure.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from dure.launch.nodes.messages import Team
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins."""
+
+    run_dir: Path | None = None
+    fresh: bool = False
+    """Whether an earlier run in the folder is moved aside."""
+    port: int = 0
+    """Of the team on this machine; 0: a free one."""
+
+
+def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bool, lang: str | None) -> None:
+    """Launch a job's ranks, show them, and print what came of it; with `nodes`, this node's part of that."""
+    began = time.perf_counter()
+    language = chosen_language(lang)
+
+    def choose_run() -> Path:
+        folder = new_run(
+            start.run_dir or _default_folder(loaded, nodes),
+            loaded.job.name,
+            goes_on=_resumable(loaded),
+            fresh=start.fresh,
+        )
+        write_whole(folder.job, loaded.to_json())
+        return folder.path
+
+    if nodes is None:
+        folder = RunFolder(choose_run())
+        results = _launch(loaded, folder, language, start.port, None)
+    else:
+        with (
+            StopSignals() as stop,
+            join(nodes, lambda: _fresh_folder(choose_run, nodes), _say, stop.check) as joined,
+        ):
+            folder = RunFolder(joined.run)
+            results = _launch(loaded, folder, language, start.port, joined)
+            if not nodes.leads:
+                _say(
+                    f"node {nodes.node} is done; the leader, {nodes.leader}, has the summary: {folder.summary}"
+                )
+                return
+            results = [RankResult.from_json(value) for value in joined.values()]
+    inside = sum(results[0].seconds.values())
+    summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
+    text = json.dumps(summary.as_json())
+    try:
+        write_whole(folder.summary, text)
+    except OSError as error:
+        _say(f"cannot write {folder.summary}: {error}")
+    print(text if as_json else in_words(summary, language))
+
+
+def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> Nodes | None:
+    """What the command line and the job say of the nodes; None for a run on this machine alone."""
+    cluster, team = loaded.job.cluster, loaded.job.team
+    if node_rank is None and leader is None:
+        if cluster.nodes > 1:
+            raise UsageError(
+                f"the job wants {cluster.nodes} nodes: start it on each with --node-rank 0 (1, …) and --leader "
+                "ADDRESS:PORT of node 0, or with --hosts, or with `dure submit`; --nodes 1 trains on this machine alone"
+            )
+        return None
+    if node_rank is None or leader is None:
+        given, missing = ("--leader", "--node-rank") if node_rank is None else ("--node-rank", "--leader")
+        raise UsageError(f"{given} is given, but not {missing}; a run on several nodes needs both")
+    if not 0 <= node_rank < cluster.nodes:
+        raise UsageError(
+            f"--node-rank is {node_rank}, but there are {cluster.nodes} nodes (--nodes): use 0 to {cluster.nodes - 1}"
+        )
+    host, port = split_leader(leader)
+    return Nodes(
+        count=cluster.nodes,
+        fewest=cluster.min_nodes or cluster.nodes,
+        node=node_rank,
+        leader=host,
+        port=port,
+        ranks=team.ranks,
+        interface=cluster.interface,
+        join_seconds=cluster.join_seconds,
+        lost_seconds=cluster.lost_seconds,
+        max_restarts=team.max_restarts,
+        facts=_facts(loaded),
+    )
+
+
+def _launch(
+    loaded: LoadedJob, folder: RunFolder, language: Language, port: int, joined: Joined | None
+) -> list[RankResult]:
+    team = loaded.job.team
+
+    def ask_to_stop(signal_name: str) -> None:
+        folder.stop.touch()
+        _say(f"{signal_name}: stops after this step and saves; once more stops at once")
+
+    leads = joined is None or joined.leader is not None
+    display = Display(folder, team.ranks * loaded.job.cluster.nodes, language) if leads else None
+
+    def restarted(again: Restart) -> None:
+        if display is not None:
+            display.restarted(again.cause, again.without_progress, again.max_restarts)
+
+    def tick() -> None:
+        if display is not None:
+            display.tick()
+        for news in _drain(joined):
+            if isinstance(news, Restart):
+                _record(folder, news)
+                restarted(news)
+            elif display is not None:
+                display.tell(news)
+
+    def tell_team(formed: Team) -> None:
+        if display is not None:
+            display.tell(_where_ranks_are(formed))
+
+    try:
+        results: list[Any] = run_team(
+            "dure.train:run_rank",
+            (loaded.to_json(), str(folder.path)),
+            ranks=team.ranks,
+            folder=folder,
+            threads=team.threads,
+            hang_seconds=team.hang_seconds,
+            port=port,
+            on_tick=tick,
+            max_restarts=team.max_restarts,
+            on_restart=restarted,
+            ask_to_stop=ask_to_stop if _resumable(loaded) else None,
+            joined=joined,
+            on_team=tell_team,
+            to_json=_as_json,
+        )
+    finally:
+        tick()
+        if display is not None:
+            display.close()
+        if leads:
+            folder.stop.unlink(missing_ok=True)
+    return results
+
+
+def _drain(joined: Joined | None) -> list[str | Restart]:
+    news: list[str | Restart] = []
+    while joined is not None and not joined.news.empty():
+        news.append(joined.news.get_nowait())
+    return news
+
+
+def _record(folder: RunFolder, restart: Restart) -> None:
+    with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(vars(restart)) + "\n")
+
+
+def _as_json(value: object) -> Any:
+    assert isinstance(value, RankResult)
+    return value.as_json()
+
+
+def _where_ranks_are(team: Team) -> str:
+    """The map of ranks and hosts, in one line."""
+    first, places = 0, []
+    for size, host, address in zip(team.sizes, team.hosts, team.addresses, strict=True):
+        places.append(
+            f"ranks {first}-{first + size - 1} on {host} ({address})"
+            if size > 1
+            else f"rank {first} on {host}"
+        )
+        first += size
+    return ", ".join(places)
+
+
+def _resumable(loaded: LoadedJob) -> bool:
+    return loaded.job.checkpoint.wanted and loaded.job.team.sync
+
+
+def _facts(loaded: LoadedJob) -> dict[str, str]:
+    """What all nodes must have alike. The recipe, which the ranks compare, has the rest."""
+    job = loaded.job.model_dump_json(exclude={"cluster", "slurm"})
+    return {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "dure": importlib.metadata.version("dure"),
+        "job (sha256)": hashlib.sha256(job.encode()).hexdigest(),
+    }
+
+
+def _fresh_folder(choose_run: Callable[[], Path], nodes: Nodes) -> Path:
+    """The run's folder, without what an earlier run there said of its ranks: before any node starts one."""
+    path = choose_run()
+    forget_last_run(RunFolder(path), nodes.count * nodes.ranks)
+    return path
+
+
+def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
+    """On several nodes, a place that all of them see."""
+    if nodes is None or "://" in loaded.storage:
+        return None
+    return Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _say(text: str) -> None:
+    print(f"dure: {text}", file=sys.stderr, flush=True)
+
+
+def new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
+    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
+    path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = RunFolder(path.absolute())
+    if folder.job.exists() and fresh:
+        aside = next(
+            place
+            for n in itertools.count(1)
+            if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
+        )
+        try:
+            folder.path.rename(aside)
+        except OSError as error:
+            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
+        print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
+    elif folder.job.exists() and not goes_on:
+        raise UsageError(
+            f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"
+        )
+    try:
+        folder.create()
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
+        ) from None
+    return folder
