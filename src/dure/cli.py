@@ -13,6 +13,7 @@ import typer
 
 from dure.bench.commands import Json, bench, print_figures
 from dure.errors import DureError, RankFailed, UsageError
+from dure.lab.commands import lab
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
@@ -53,6 +54,7 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(lab, name="lab")
 
 Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
 RunDir = Annotated[
