@@ -130,7 +130,7 @@ def train(
     if attached:
         from dure.hosts.attached import obey_input
 
-        obey_input()
+        obey_input(loaded.job.cluster.lost_seconds)
     start = Start(run_dir, fresh=fresh, port=port)
     run_job(loaded, start, nodes_of(loaded, node_rank, leader), as_json=as_json, lang=lang)
 
