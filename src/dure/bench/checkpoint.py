@@ -87,7 +87,7 @@ class RankFigures:
 
     state_bytes: int
     stalls: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of one copy, one snapshot for storage, one state kept in memory; `first_…`: in fresh memory."""
+    """Seconds of one plain copy by libc and by torch, one snapshot for storage, one state kept in memory; `first_…`: in fresh memory."""
     saves: dict[str, list[float]] = field(default_factory=dict)
     """Seconds until a state was on the disk, by way."""
     waits: dict[str, list[float]] = field(default_factory=dict)
@@ -260,7 +260,7 @@ def in_words(figures: Figures) -> str:
         seconds, ratios = figures["stall_seconds"], figures["stall_ratios"]
         lines.append(
             f"one plain copy of {figures['state_bytes'] / 1e6:,.0f} MB by all ranks at once: {seconds['copy'] * 1e3:.0f} "
-            f"ms; a step waits for a snapshot {ratios['snapshot']:.2f} × as long (in fresh memory "
+            f"ms by libc, {seconds['torch_copy'] * 1e3:.0f} ms by torch; of libc's, a step waits for a snapshot {ratios['snapshot']:.2f} × as long (in fresh memory "
             f"{ratios['first_snapshot']:.2f} ×), for a state in memory {ratios['memory']:.2f} × (fresh "
             f"{ratios['first_memory']:.2f} ×) (bar {figures['stall_bar']})"
         )

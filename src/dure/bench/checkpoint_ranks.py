@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -95,8 +96,10 @@ def _stalls(trained: Trained, rounds: int, figures: RankFigures) -> None:
     """What a step waits for, beside one plain copy of as many bytes by the same ranks at once."""
     own = sum(piece.nbytes for piece in trained.capture(trained.share).pieces)
     source, target = torch.ones(own, dtype=torch.uint8), torch.ones(own, dtype=torch.uint8)
+    into, out_of = target.numpy(), source.numpy()
     calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "copy": (lambda: target.copy_(source), lambda: None),
+        "torch_copy": (lambda: target.copy_(source), lambda: None),
+        "copy": (lambda: numpy.copyto(into, out_of), lambda: None),  # libc's, which knows how to copy so much
         "snapshot": (trained.begin_save, trained.finish_save),
         "memory": (trained.keep, trained.memory.settle),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import mmap
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ import torch
 from dure.checkpoint.manifest import File
 from dure.checkpoint.state import Piece, State, typed
 from dure.checkpoint.table import Place, Table
+from dure.exchange.copying import copy_all
 from dure.fingerprint import raw_bytes
 from dure.loading.header import DTYPES
 from dure.storage import Store
@@ -36,10 +38,12 @@ class Snapshot:
         nbytes = sum(piece.nbytes for piece in ordered)
         if self._memory.numel() != nbytes:
             self._memory = _staging(nbytes)
-        at = 0
-        for piece in ordered:
-            typed(self._memory, piece.place.dtype, at, piece.nbytes).copy_(piece.values)
-            at += piece.nbytes
+        ends = itertools.accumulate(piece.nbytes for piece in ordered)
+        into = [
+            typed(self._memory, piece.place.dtype, end - piece.nbytes, piece.nbytes)
+            for piece, end in zip(ordered, ends, strict=True)
+        ]
+        copy_all(into, [piece.values for piece in ordered])
         self._pieces, self._table = tuple(ordered), state.table
 
     def write(self, store: Store, folder: str, name: str) -> File:
