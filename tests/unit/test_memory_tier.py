@@ -135,6 +135,7 @@ def test_the_newest_state_is_found_by_a_new_team_and_a_damaged_one_is_not():
         # The next one takes the damaged one's place, not that of the last good one.
         tier.begin(4)
         tier.keep(lambda share: trained.capture(share, 5), 5, "")
+        tier.settle()
         assert sorted(slot.records()[0].step for slot in tier._slots) == [4, 5]
         tier.close()
 

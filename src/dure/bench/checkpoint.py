@@ -1,8 +1,9 @@
 """`dure bench checkpoint`: what saving costs a run, what a step waits for, how fast a state reaches the disk.
 
     runs     a whole run with a storage checkpoint every so often and states in memory, and the same run without any
-    saves    in the same ranks, in turn: the copies that a step waits for beside one plain copy of as many bytes;
-             whole saves beside torch.save, torch.distributed.checkpoint and a plain write of as many bytes
+    stalls   in the same ranks, in turn: the copies that a step waits for, beside one plain copy of as many bytes
+    saves    in the same ranks, in turn: whole saves, beside torch.save, torch.distributed.checkpoint and a plain
+             write of as many bytes
     memory   what ranks and the node hold after 10 saves and after 100
 
 In each round the slowest rank counts; figures are medians over rounds.
@@ -24,7 +25,7 @@ from dure.launch import run_team
 from dure.run_folder import RunFolder
 
 RUN_BAR, STALL_BAR = 1.035, 1.2
-PARTS = ("runs", "saves", "memory")
+PARTS = ("runs", "stalls", "saves", "memory")
 LOOKS = (10, 100)
 """Saves after which memory is looked at."""
 _HANG_SECONDS = 600.0
@@ -87,7 +88,7 @@ class RankFigures:
 
     state_bytes: int
     stalls: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds of one plain copy by libc and by torch, one snapshot for storage, one state kept in memory; `first_…`: in fresh memory."""
+    """Seconds of one plain copy by libc and by torch, of one snapshot for storage, of one state kept in memory."""
     saves: dict[str, list[float]] = field(default_factory=dict)
     """Seconds until a state was on the disk, by way."""
     waits: dict[str, list[float]] = field(default_factory=dict)
@@ -120,8 +121,10 @@ def bench_checkpoint(
     with tempfile.TemporaryDirectory(prefix="dure-bench-checkpoint-", dir=folder) as name:
         if "runs" in only:
             figures["runs"] = _runs(Path(name), ranks, size)
+        if "stalls" in only:
+            figures["stalls"] = _stalls(Path(name), ranks, size)
         if "saves" in only:
-            figures |= _saves(Path(name), ranks, size)
+            figures["saves"] = _saves(Path(name), ranks, size)
         if "memory" in only:
             figures["memory"] = memory_after_saves(Path(name), ranks, LOOKS)
     return figures
@@ -181,28 +184,41 @@ def _checkpoints_saved(run: Path) -> int:
     return len(saves)
 
 
+def _measured(folder: Path, ranks: int, size: Size, *, stalls: int = 0, saves: int = 0) -> list[RankFigures]:
+    task = Task(str(folder), size.width, size.layers, stalls, saves)
+    run = folder / ("stalls" if stalls else "saves")
+    return cast(list[RankFigures], _on_ranks("measure", (task,), ranks, run))
+
+
+def _stalls(folder: Path, ranks: int, size: Size) -> Figures:
+    found = _measured(folder, ranks, size, stalls=size.stall_rounds)
+    seconds = {name: _median_of_slowest([rank.stalls[name] for rank in found]) for name in found[0].stalls}
+    ratios = {name: round(seconds[name] / seconds["copy"], 3) for name in ("snapshot", "memory")}
+    first = {name: round(seconds[f"first_{name}"] / seconds["copy"], 3) for name in ratios}
+    return {
+        "state_bytes": found[0].state_bytes,
+        "copy_seconds": round(seconds["copy"], 4),
+        "torch_copy_seconds": round(seconds["torch_copy"], 4),
+        **{f"{name}_seconds": round(seconds[name], 4) for name in ratios},
+        "ratios": ratios,
+        "first_ratios": first,
+        "bar": STALL_BAR,
+        "within_bar": max(ratios.values()) <= STALL_BAR,
+    }
+
+
 def _saves(folder: Path, ranks: int, size: Size) -> Figures:
-    task = Task(str(folder), size.width, size.layers, size.stall_rounds, size.save_rounds)
-    found = cast(list[RankFigures], _on_ranks("measure", (task,), ranks, folder / "saves"))
-    stalls = {name: _median_of_slowest([rank.stalls[name] for rank in found]) for name in found[0].stalls}
+    found = _measured(folder, ranks, size, saves=size.save_rounds)
     nbytes = found[0].state_bytes
-    saves = {}
+    figures: Figures = {"state_bytes": nbytes}
     for name in found[0].saves:
         seconds = _median_of_slowest([rank.saves[name] for rank in found])
-        saves[name] = {
+        figures[name] = {
             "seconds": round(seconds, 3),
             "mb_per_second": round(nbytes / seconds / 1e6, 1),
             "waited_seconds": round(_median_of_slowest([rank.waits[name] for rank in found]), 4),
         }
-    ratios = {name: round(stalls[name] / stalls["copy"], 3) for name in stalls if name != "copy"}
-    return {
-        "state_bytes": nbytes,
-        "stall_seconds": {name: round(seconds, 4) for name, seconds in stalls.items()},
-        "stall_ratios": ratios,
-        "stall_bar": STALL_BAR,
-        "stall_within_bar": max(ratios["snapshot"], ratios["memory"]) <= STALL_BAR,
-        "saves": saves,
-    }
+    return figures
 
 
 def memory_after_saves(folder: Path, ranks: int, looks: tuple[int, ...]) -> list[Figures]:
@@ -256,18 +272,21 @@ def in_words(figures: Figures) -> str:
             f"states in memory {_list(runs['with_seconds'])} s ({_list(runs['checkpoints'])} checkpoints): "
             f"{runs['ratio']:.3f} (bar {runs['bar']})"
         )
-    if "saves" in figures:
-        seconds, ratios = figures["stall_seconds"], figures["stall_ratios"]
+    if "stalls" in figures:
+        stalls = figures["stalls"]
+        ratios, first = stalls["ratios"], stalls["first_ratios"]
         lines.append(
-            f"one plain copy of {figures['state_bytes'] / 1e6:,.0f} MB by all ranks at once: {seconds['copy'] * 1e3:.0f} "
-            f"ms by libc, {seconds['torch_copy'] * 1e3:.0f} ms by torch; of libc's, a step waits for a snapshot {ratios['snapshot']:.2f} × as long (in fresh memory "
-            f"{ratios['first_snapshot']:.2f} ×), for a state in memory {ratios['memory']:.2f} × (fresh "
-            f"{ratios['first_memory']:.2f} ×) (bar {figures['stall_bar']})"
+            f"one plain copy of {stalls['state_bytes'] / 1e6:,.0f} MB by all ranks at once: "
+            f"{stalls['copy_seconds'] * 1e3:.0f} ms by libc, {stalls['torch_copy_seconds'] * 1e3:.0f} ms by torch; of "
+            f"libc's, a step waits for a snapshot {ratios['snapshot']:.2f} × (the first {first['snapshot']:.2f} ×), "
+            f"for a state in memory {ratios['memory']:.2f} × (the first {first['memory']:.2f} ×) (bar {stalls['bar']})"
         )
+    if "saves" in figures:
         lines.append(f"{'until it is on the disk':<38}{'seconds':>9}{'MB/s':>9}{'training waits':>17}")
-        for name, row in figures["saves"].items():
+        for name, title in _WAYS.items():
+            row = figures["saves"][name]
             waits = "-" if name == "disk" else f"{row['waited_seconds']:.3f} s"
-            lines.append(f"{_WAYS[name]:<38}{row['seconds']:>9.2f}{row['mb_per_second']:>9.0f}{waits:>17}")
+            lines.append(f"{title:<38}{row['seconds']:>9.2f}{row['mb_per_second']:>9.0f}{waits:>17}")
     for look in figures.get("memory", ()):
         lines.append(
             f"after {look['saves']} saves: {look['ranks_bytes'] / 2**20:.1f} MiB in all ranks, "

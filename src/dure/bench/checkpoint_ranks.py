@@ -12,13 +12,14 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 import dure
 from dure.bench.checkpoint import Flat, RankFigures, Task
 from dure.bench.checkpoint_task import model
 from dure.checkpoint.memory import MemoryTier, memory_tier
+from dure.checkpoint.pages import make_present
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
 from dure.checkpoint.state import Share, State, capture
@@ -49,6 +50,8 @@ class Trained:
         self.saver = Saver(open_store(storage), group, Keep(1), lambda: None, self.outcomes.append)
         self.memory = self._memory_tier()
         self.step = 0
+        state = self.capture(self.share)  # as `Keeping.make_ready` does
+        make_present([*self.memory.rooms(state), self.saver.room(state)])
 
     def _memory_tier(self) -> MemoryTier:
         world = self.team.world
@@ -86,8 +89,10 @@ def measure(task: Task) -> RankFigures:
     with dure.start(shards=read_world(os.environ).size) as team:
         trained = Trained(team, task.width, task.layers, Path(task.folder) / "dure")
         figures = RankFigures(trained.capture(Share(0, 1)).table.nbytes)
-        _stalls(trained, task.stall_rounds, figures)
-        _bandwidth(trained, task, figures)
+        if task.stall_rounds:
+            _stalls(trained, task.stall_rounds, figures)
+        if task.save_rounds:
+            _bandwidth(trained, task, figures)
         trained.memory.close()
         return figures
 
@@ -163,11 +168,11 @@ def _ways(trained: Trained, top: Path) -> dict[str, Way]:
         dist.barrier()  # training cannot go on without rank 0
 
     def torch_sync(folder: Path) -> None:
-        dcp.save(_state_dict(trained), checkpoint_id=str(folder))
+        save(_state_dict(trained), checkpoint_id=str(folder))
 
     def torch_async(folder: Path) -> float:
         began = time.perf_counter()
-        saving: Any = dcp.async_save(_state_dict(trained), checkpoint_id=str(folder), process_group=group)
+        saving: Any = async_save(_state_dict(trained), checkpoint_id=str(folder), process_group=group)
         waited = time.perf_counter() - began
         saving.result(timeout=WRITE_SECONDS)
         return waited

@@ -16,9 +16,10 @@ class Transformer(nn.Module):
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
-        block = {"dim_feedforward": 4 * width, "dropout": 0.0, "batch_first": True, "norm_first": True}
+        heads = max(1, width // 64)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, max(1, width // 64), **block) for _ in range(layers)
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
+            for _ in range(layers)
         )
         self.out = nn.Linear(width, VOCABULARY, bias=False)
         self.out.weight = self.embedding.weight
@@ -28,7 +29,8 @@ class Transformer(nn.Module):
         hidden = self.embedding(words)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.out(hidden).transpose(1, 2)
+        scores: torch.Tensor = self.out(hidden)
+        return scores.transpose(1, 2)
 
 
 def model(width: int = 768, layers: int = 12) -> nn.Module:

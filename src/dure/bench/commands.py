@@ -65,8 +65,10 @@ def bench_recover(
 @bench.command("checkpoint")
 def bench_checkpoint(
     ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
-    rounds: Annotated[int, typer.Option(help="Interleaved whole runs of each kind; medians are printed.")] = 2,
-    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "runs,saves,memory",
+    rounds: Annotated[
+        int, typer.Option(help="Interleaved whole runs of each kind; medians are printed.")
+    ] = 2,
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "runs,stalls,saves,memory",
     folder: Annotated[
         Path | None, typer.Option(help="On the disk to measure.", show_default="for temporary files")
     ] = None,

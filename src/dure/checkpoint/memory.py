@@ -7,7 +7,6 @@ agrees on the newest state that is whole and sound everywhere, and goes on from 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from dure.checkpoint.background import Background
 from dure.checkpoint.cadence import Cadence, Costs
 from dure.checkpoint.slot import Slot
 from dure.checkpoint.state import Share, State, WholeState
@@ -36,27 +36,6 @@ class Found:
     """What this rank had recorded by then and might not have brought to the disk."""
 
 
-class _Signing:
-    """A rank signs for its part of a state, beside the step: the fingerprint takes half as long as the copy."""
-
-    def __init__(self, sign: Callable[[], None]) -> None:
-        self._sign = sign
-        self._seconds: float | None = None
-        self._thread = threading.Thread(target=self._run, name="sign for a state", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._sign()
-        self._seconds = time.thread_time()
-
-    def wait(self) -> float:
-        """The seconds of a core that it took."""
-        self._thread.join(_SIGN_SECONDS)
-        if self._seconds is None:
-            raise CheckpointError(f"a state in memory was not signed for within {_SIGN_SECONDS:.0f} s")
-        return self._seconds
-
-
 class MemoryTier:
     """This rank's part in keeping states. All ranks call all methods, in step."""
 
@@ -70,8 +49,9 @@ class MemoryTier:
         self._cadence = Cadence.begin(every, 0)
         self._next_slot = 0
         self._kept_at: tuple[int, float] | None = None
-        self._signing: _Signing | None = None
-        self._signed_seconds = 0.0
+        # A fingerprint takes half as long as the copy; the step need not wait for it.
+        self._signing = Background("sign for a state")
+        self._has_room = False
 
     def newest(self) -> Found | None:
         """The newest state that all ranks find whole and sound; None when there is none."""
@@ -100,22 +80,29 @@ class MemoryTier:
         """Keep the state before `step`; `events` are this rank's that might not be on disk yet."""
         began = time.perf_counter()
         state = capture(self.share)
-        if self._cadence.kept == 0 and not self._have_room(state):
+        if not self._have_room(state):
             return
         # The one before must be whole first: this one goes into the slot of the one before that.
         self.settle()
-        self._signing = _Signing(self._slots[self._next_slot].fill(state, self.share.part, self.share.parts, events))
+        signing_seconds = self._signing.cpu_seconds  # the last one's
+        slot = self._slots[self._next_slot]
+        self._signing.begin(slot.fill(state, self.share.part, self.share.parts, events))
         self._next_slot = 1 - self._next_slot
-        spent = time.perf_counter() - began + self._signed_seconds
+        spent = time.perf_counter() - began + signing_seconds
         costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)
         self._kept_at = (step, time.perf_counter())
 
+    def rooms(self, state: State) -> list[torch.Tensor]:
+        """The memory that this rank's states will be copied to, if there is room for them."""
+        if not self._have_room(state):
+            return []
+        return [room for slot in self._slots for room in slot.rooms(state, self.share.parts)]
+
     def settle(self) -> None:
         """Wait until this rank has signed for the state that it kept last: only then it counts."""
-        signing, self._signing = self._signing, None
-        if signing is not None:
-            self._signed_seconds = signing.wait()
+        if not self._signing.wait(_SIGN_SECONDS):
+            raise CheckpointError(f"a state in memory was not signed for within {_SIGN_SECONDS:.0f} s")
 
     @property
     def held_bytes(self) -> int:
@@ -148,6 +135,8 @@ class MemoryTier:
 
     def _have_room(self, state: State) -> bool:
         """Agree on whether two states fit beside everything else."""
+        if self._has_room or self.trouble:
+            return self._has_room
         # What an earlier team held is ours already.
         needed, free = 2 * state.table.nbytes - self.held_bytes, free_memory_bytes()
         trouble = ""
@@ -155,7 +144,8 @@ class MemoryTier:
             trouble = f"two states need {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB of memory are free"
         everyones = self._group.gather(trouble, "making room for states")
         self.trouble = next((told for told in everyones if told), "")
-        return not self.trouble
+        self._has_room = not self.trouble
+        return self._has_room
 
     def _agree_on_costs(self, state_seconds: float, began: float, step: int) -> Costs:
         since, at = self._kept_at or (step - 1, began)

@@ -35,9 +35,7 @@ class Snapshot:
         """Copy the share: the only thing that a step has to wait for."""
         # Wide types first, so that every element is aligned in the memory and in the file without a gap.
         ordered = sorted(state.pieces, key=lambda piece: (-piece.place.dtype.itemsize, piece.offset))
-        nbytes = sum(piece.nbytes for piece in ordered)
-        if self._memory.numel() != nbytes:
-            self._memory = _staging(nbytes)
+        self.room(state)
         ends = itertools.accumulate(piece.nbytes for piece in ordered)
         into = [
             typed(self._memory, piece.place.dtype, end - piece.nbytes, piece.nbytes)
@@ -45,6 +43,13 @@ class Snapshot:
         ]
         copy_all(into, [piece.values for piece in ordered])
         self._pieces, self._table = tuple(ordered), state.table
+
+    def room(self, state: State) -> torch.Tensor:
+        """The memory that such a share is copied to."""
+        nbytes = sum(piece.nbytes for piece in state.pieces)
+        if self._memory.numel() != nbytes:
+            self._memory = _staging(nbytes)
+        return self._memory
 
     def write(self, store: Store, folder: str, name: str) -> File:
         """Write the copy under `folder`/`name`; returns what the manifest has to say of it."""

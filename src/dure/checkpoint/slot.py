@@ -105,6 +105,13 @@ class Slot:
 
         return sign
 
+    def rooms(self, state: State, parts: int) -> list[torch.Tensor]:
+        """Where `fill` will copy this rank's part to."""
+        memory = self._mapped(_tensors_at(parts) + state.table.nbytes)
+        tensors = _bytes_of(memory, _tensors_at(parts), state.table.nbytes)
+        runs = _joined((piece.offset, piece.nbytes) for piece in state.pieces)
+        return [tensors[start : start + nbytes] for start, nbytes in runs]
+
     def records(self) -> list[Record] | None:
         """Those of all parts, if all speak of the same state."""
         size = os.fstat(self._descriptor).st_size

@@ -13,9 +13,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__, events
+from dure.checkpoint.background import Background
 from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.keeper import STOP, Keeper
 from dure.checkpoint.memory import MemoryTier, memory_tier
+from dure.checkpoint.pages import make_present
 from dure.checkpoint.save import WRITE_SECONDS
 from dure.checkpoint.state import Share, State, WholeState, capture, restore
 from dure.checkpoint.where import location, open_to_write
@@ -75,6 +77,7 @@ class Keeping:
         self._note = note
         self.keeper = self._keeper()
         self.memory = self._memory_tier()
+        self._readying = Background("memory for states")
 
     def resume(self) -> None:
         """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
@@ -92,6 +95,16 @@ class Keeping:
     def wish(self) -> int:
         """What this rank asks for in the next step."""
         return self.keeper.wish() if self.keeper is not None else 0
+
+    def make_ready(self) -> None:
+        """Have the memory for states provided beside the next step. After the first one: before it, an optimizer may
+        have no state."""
+        rooms: list[torch.Tensor] = []
+        if self.memory is not None:
+            rooms += self.memory.rooms(self._state_to_keep(self.memory.share))
+        if self.keeper is not None:
+            rooms.append(self.keeper.room(self._state()))
+        self._readying.begin(lambda: make_present(rooms))
 
     def keep_if_due(self) -> None:
         """Keep the state in memory that outlives this rank."""
@@ -122,6 +135,8 @@ class Keeping:
 
     def save_last(self) -> None:
         """Save the end of the run, unless that was done, and wait until it is there."""
+        if self.memory is not None:
+            self.memory.settle()
         keeper = self.keeper
         if keeper is None:
             return

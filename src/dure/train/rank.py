@@ -109,6 +109,8 @@ class Run:
                 and (batch.epoch + 1) % job.eval.every_epochs == 0
             ):
                 judging += self.evaluate()
+            if self.at.steps_done == self.start + 1:
+                self.keeping.make_ready()
             self.keeping.keep_if_due()
             self.keeping.save_if_due(outcome.wishes)
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
