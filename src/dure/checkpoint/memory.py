@@ -25,6 +25,7 @@ KEEP_VARIABLE = "DURE_KEEP"
 """Set by the launcher: its pid and the descriptors of its slots."""
 _SHARE_OF_FREE_MEMORY = 0.5
 _SIGN_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,17 @@ class MemoryTier:
         # The one before must be whole first: this one goes into the slot of the one before that.
         self.settle()
         signing_seconds = self._signing.cpu_seconds  # the last one's
-        slot = self._slots[self._next_slot]
-        self._signing.begin(slot.fill(state, self.share.part, self.share.parts, events))
+        sign = self._slots[self._next_slot].fill(state, self.share.part, self.share.parts, events)
         self._next_slot = 1 - self._next_slot
-        spent = time.perf_counter() - began + signing_seconds
+        copying_seconds = time.perf_counter() - began
+
+        def sign_a_little_later() -> None:
+            # The other ranks of the node may still be copying, and all wait for the last of them.
+            time.sleep(min(copying_seconds, _LONGEST_PAUSE_SECONDS))
+            sign()
+
+        self._signing.begin(sign_a_little_later)
+        spent = copying_seconds + signing_seconds
         costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)
         self._kept_at = (step, time.perf_counter())

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from dure.checkpoint.manifest import File
-from dure.checkpoint.state import Piece, State, typed
+from dure.checkpoint.state import Piece, State
 from dure.checkpoint.table import Place, Table
-from dure.exchange.copying import copy_all
+from dure.exchange.copying import copy_into
 from dure.fingerprint import raw_bytes
 from dure.loading.header import DTYPES
 from dure.storage import Store
@@ -37,11 +37,8 @@ class Snapshot:
         ordered = sorted(state.pieces, key=lambda piece: (-piece.place.dtype.itemsize, piece.offset))
         self.room(state)
         ends = itertools.accumulate(piece.nbytes for piece in ordered)
-        into = [
-            typed(self._memory, piece.place.dtype, end - piece.nbytes, piece.nbytes)
-            for piece, end in zip(ordered, ends, strict=True)
-        ]
-        copy_all(into, [piece.values for piece in ordered])
+        places = [end - piece.nbytes for piece, end in zip(ordered, ends, strict=True)]
+        copy_into(self._memory, places, [piece.values for piece in ordered])
         self._pieces, self._table = tuple(ordered), state.table
 
     def room(self, state: State) -> torch.Tensor:

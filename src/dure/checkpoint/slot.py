@@ -78,7 +78,7 @@ class Slot:
     def fill(self, state: State, part: int, parts: int, events: str) -> Callable[[], None]:
         """Copy this rank's part: all that a step has to wait for. What it returns signs for the copy; it needs only
         the copy, takes a fingerprint of it, and may run in another thread."""
-        facts = json.dumps([state.facts, state.table.to_plain()]).encode()
+        facts = f"[{json.dumps(state.facts)}, {state.table.json}]".encode()
         if parts > _MOST_PARTS or len(facts) > _FACTS_BYTES:
             raise CheckpointError(
                 f"a state of {parts} parts and {len(facts)} bytes of facts cannot be kept in memory"

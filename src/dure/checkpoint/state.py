@@ -18,7 +18,7 @@ import torch
 from dure.checkpoint.plain import from_plain, to_plain
 from dure.checkpoint.table import Place, Table, cut, dtype_named
 from dure.errors import CheckpointError
-from dure.exchange.copying import copy_all
+from dure.exchange.copying import copy_into
 from dure.exchange.group import Group
 from dure.exchange.handover import flat
 from dure.fingerprint import named_weights
@@ -94,8 +94,7 @@ class State:
 
     def copy_into(self, whole: torch.Tensor) -> None:
         """Copy this rank's share to its place in a memory (uint8) of `table.nbytes` bytes."""
-        into = [typed(whole, piece.place.dtype, piece.offset, piece.nbytes) for piece in self.pieces]
-        copy_all(into, [piece.values for piece in self.pieces])
+        copy_into(whole, [piece.offset for piece in self.pieces], [piece.values for piece in self.pieces])
 
 
 @dataclass(frozen=True)
@@ -208,6 +207,8 @@ class _Held:
     def flat(self) -> torch.Tensor:
         """In the order that the parameter has in memory: that is how a sharded optimizer cuts it."""
         value, like = self.value.detach(), self.like
+        if like is not None and like.is_contiguous() and value.is_contiguous():
+            return value.view(-1)
         if like is None or not torch.ops.aten.is_non_overlapping_and_dense(like):
             return value.contiguous().view(-1)
         if value.stride() != like.stride():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class Table:
     def by_name(self) -> dict[str, Place]:
         """Each by its name."""
         return {place.name: place for place in self.places}
+
+    @cached_property
+    def json(self) -> str:
+        """What `to_plain` gives, as text."""
+        return json.dumps(self.to_plain())
 
     def to_plain(self) -> list[list[Any]]:
         """For JSON."""

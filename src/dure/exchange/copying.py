@@ -14,26 +14,31 @@ from typing import Any
 import torch
 
 
-def copy_all(into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor]) -> None:
-    """Copy each tensor of `out_of` to its counterpart, of the same type and number of elements; all of them flat."""
+def copy_into(memory: torch.Tensor, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+    """Copy these flat tensors into a memory (uint8), each to its place in bytes, aligned for its type."""
     kernel = _compiled()
-    if kernel is None or not all(_is_plain(tensor) for tensor in (*into, *out_of)):
-        for target, source in zip(into, out_of, strict=True):
-            target.copy_(source)
+    lengths = [tensor.nbytes for tensor in tensors]
+    if (
+        max((place + length for place, length in zip(places, lengths, strict=True)), default=0)
+        > memory.numel()
+    ):
+        raise ValueError(f"{sum(lengths)} bytes do not fit into {memory.numel()}")
+    if kernel is None or not all(_is_plain(tensor) for tensor in (memory, *tensors)):
+        for place, length, tensor in zip(places, lengths, tensors, strict=True):
+            memory[place : place + length].view(tensor.dtype).copy_(tensor)
         return
-    count = len(into)
-    pointers = ctypes.c_void_p * count
-    lengths = [target.numel() * target.element_size() for target in into]
+    count, start = len(tensors), memory.data_ptr()
+    pointers, numbers = ctypes.c_void_p * count, ctypes.c_size_t * count
     kernel(
-        pointers(*(target.data_ptr() for target in into)),
-        pointers(*(source.data_ptr() for source in out_of)),
-        (ctypes.c_size_t * count)(*lengths),
+        pointers(*(start + place for place in places)),
+        pointers(*(tensor.data_ptr() for tensor in tensors)),
+        numbers(*lengths),
         count,
     )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous()
+    return tensor.is_cpu and tensor.is_contiguous()
 
 
 @functools.cache
