@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -56,7 +58,13 @@ def _options(
 
 app.add_typer(bench, name="bench")
 
-Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that train together: 8, or 2:8 to go on with fewer, down to 2, when some cannot be kept alive.",
+        show_default="the job's",
+    ),
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
 ]
@@ -119,10 +127,10 @@ def run(
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once."""
     from dure.launch import run_script
 
-    folder = _new_run(run_dir, Path(target).stem)
-    code = run_script(
-        target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
-    )
+    with _new_run(run_dir, Path(target).stem) as folder:
+        code = run_script(
+            target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
+        )
     raise typer.Exit(code)
 
 
@@ -182,6 +190,14 @@ def run_job(
     fresh: bool = False,
 ) -> None:
     """Launch a job's ranks, show them, and print what came of it."""
+    resumable = loaded.job.checkpoint.wanted and loaded.job.team.sync
+    with _new_run(run_dir, loaded.job.name, goes_on=resumable, fresh=fresh) as folder:
+        _run_job_in(folder, loaded, resumable=resumable, port=port, as_json=as_json, lang=lang)
+
+
+def _run_job_in(
+    folder: RunFolder, loaded: LoadedJob, *, resumable: bool, port: int, as_json: bool, lang: str | None
+) -> None:
     from dure.display import Display
     from dure.files import write_whole
     from dure.language import chosen_language
@@ -191,8 +207,6 @@ def run_job(
     began = time.perf_counter()
     language = chosen_language(lang)
     team = loaded.job.team
-    resumable = loaded.job.checkpoint.wanted and team.sync
-    folder = _new_run(run_dir, loaded.job.name, goes_on=resumable, fresh=fresh)
     write_whole(folder.job, loaded.to_json())
 
     def ask_to_stop(signal_name: str) -> None:
@@ -213,8 +227,9 @@ def run_job(
             port=port,
             on_tick=display.tick,
             max_restarts=team.max_restarts,
+            min_ranks=team.min_ranks,
             on_restart=lambda again: display.restarted(
-                again.cause, again.without_progress, again.max_restarts
+                again.cause, again.without_progress, again.max_restarts, again.ranks
             ),
             ask_to_stop=ask_to_stop if resumable else None,
         )
@@ -306,8 +321,12 @@ def _print_config(loaded: LoadedJob) -> None:
         print(f"{key:<{key_width}}  {value:<{value_width}}  {source}")
 
 
-def _new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
-    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
+@contextlib.contextmanager
+def _new_run(
+    run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False
+) -> Iterator[RunFolder]:
+    """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`."""
+    from dure.launch.claim import Claim
     from dure.run_folder import RunFolder
 
     path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -318,10 +337,11 @@ def _new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: b
             for n in itertools.count(1)
             if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
         )
-        try:
-            folder.path.rename(aside)
-        except OSError as error:
-            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
+        with Claim(folder):  # nobody trains there
+            try:
+                folder.path.rename(aside)
+            except OSError as error:
+                raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
         print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
     elif folder.job.exists() and not goes_on:
         raise UsageError(
@@ -333,4 +353,5 @@ def _new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: b
         raise UsageError(
             f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
         ) from None
-    return folder
+    with Claim(folder):
+        yield folder

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from dure.checkpoint.cadence import MOST_STEPS, Cadence, Costs
-from dure.checkpoint.memory import KEEP_VARIABLE, memory_tier
+from dure.checkpoint.memory import memory_tier
 from dure.checkpoint.slot import Record, Slot
 from dure.checkpoint.state import Share, capture, restore
 from dure.events import Noted, Recorder, read_events
 from dure.exchange.group import Group
 from dure.launch.keep import Keep
+from dure.world import KEEP_VARIABLE
 
 
 class Trained:

@@ -49,6 +49,8 @@ global_batch = 8
 steps = {steps}
 lr = 1e-4
 prove_every = 0
+[team]
+shards = {ranks}
 """
 _WITHOUT = ("--set", "checkpoint.every_seconds=0", "--set", "checkpoint.memory_every=0")
 
@@ -133,14 +135,20 @@ def bench_checkpoint(
 def _runs(folder: Path, ranks: int, size: Size) -> Figures:
     """Whole runs with and without checkpoints, in turn."""
     job = folder / "job.toml"
-    job.write_text(_JOB.format(width=size.width, layers=size.layers, steps=_WARM_UP_STEPS))
-    # The first run warms the machine's memory, and says how long a step takes.
-    warm = _whole_run(job, folder / "warm-up", ranks, _WITHOUT)
-    steps = math.ceil(size.run_seconds / (warm["seconds"]["train"] / _WARM_UP_STEPS))
-    job.write_text(_JOB.format(width=size.width, layers=size.layers, steps=steps))
+    words = {"width": size.width, "layers": size.layers, "ranks": ranks}
+    job.write_text(_JOB.format(steps=_WARM_UP_STEPS, **words))
+    # The first run warms the machine: memory that it never used before, a virtual one has to get from its host. The
+    # second says how long a step takes.
+    warm = [
+        _whole_run(job, folder / f"warm-up-{at}", ranks, arguments)
+        for at, arguments in ((1, ()), (2, _WITHOUT))
+    ]
+    steps = math.ceil(size.run_seconds / (warm[1]["seconds"]["train"] / _WARM_UP_STEPS))
+    job.write_text(_JOB.format(steps=steps, **words))
     ways = {"without": _WITHOUT, "with": ("--set", f"checkpoint.every_seconds={size.every_seconds}")}
     found: dict[str, list[float]] = {name: [] for name in ways}
-    saved, sha256 = [], set()
+    saved: list[list[float]] = []
+    sha256 = set()
     for turn in range(size.rounds):
         for name, arguments in ways.items():
             place = folder / f"{name}-{turn}"
@@ -154,12 +162,13 @@ def _runs(folder: Path, ranks: int, size: Size) -> Figures:
         raise DureError(f"runs with and without checkpoints have other weights: {sorted(sha256)}")
     ratio = statistics.median(found["with"]) / statistics.median(found["without"])
     return {
-        "parameters": warm["parameters"],
+        "parameters": warm[0]["parameters"],
         "steps": steps,
         "rounds": size.rounds,
         "every_seconds": size.every_seconds,
         **{f"{name}_seconds": [round(seconds, 2) for seconds in times] for name, times in found.items()},
-        "checkpoints": saved,
+        "checkpoints": [len(seconds) for seconds in saved],
+        "checkpoint_seconds": saved,
         "ratio": round(ratio, 4),
         "bar": RUN_BAR,
         "within_bar": ratio <= RUN_BAR,
@@ -175,13 +184,14 @@ def _whole_run(job: Path, folder: Path, ranks: int, arguments: Sequence[str]) ->
         attempt.end()
 
 
-def _checkpoints_saved(run: Path) -> int:
+def _checkpoints_saved(run: Path) -> list[float]:
+    """The seconds of each, off the step path."""
     events = Attempt(run, RunFolder(run), 1, ()).events()
     saves = [event for event in events if event["kind"] == "checkpoint"]
     failed = next((event["trouble"] for event in saves if event["trouble"]), None)
     if failed is not None:
         raise DureError(f"a checkpoint of the measured run could not be saved: {failed}")
-    return len(saves)
+    return [event["seconds"] for event in saves]
 
 
 def _measured(folder: Path, ranks: int, size: Size, *, stalls: int = 0, saves: int = 0) -> list[RankFigures]:

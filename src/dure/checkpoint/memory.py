@@ -20,9 +20,8 @@ from dure.checkpoint.slot import Slot
 from dure.checkpoint.state import Share, State, WholeState
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
+from dure.world import KEEP_VARIABLE
 
-KEEP_VARIABLE = "DURE_KEEP"
-"""Set by the launcher: its pid and the descriptors of its slots."""
 _SHARE_OF_FREE_MEMORY = 0.5
 _SIGN_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 0.5
@@ -67,6 +66,15 @@ class MemoryTier:
         records = slot.records() or []
         own = records[self.share.part] if len(records) == self.share.parts else None
         return Found(slot.state(records[0]), slot.events(own) if own is not None else "")
+
+    def left_behind(self) -> dict[int, str]:
+        """Of the state that `newest` found, when a team of another size kept it: what ranks of that team, by number,
+        had recorded and might not have brought to the disk. Each rank of this team sees to some of them."""
+        slot = self._slots[1 - self._next_slot]
+        records = slot.records() or []
+        if len(records) == self.share.parts:
+            return {}  # each finds its own
+        return {record.part: slot.events(record) for record in records[self.share.part :: self.share.parts]}
 
     def begin(self, step: int) -> None:
         """The run goes on with `step`: count from here."""

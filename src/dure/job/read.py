@@ -60,9 +60,11 @@ class LoadedJob:
         }
 
 
-def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int | None = None) -> LoadedJob:
+def load_job(
+    path: Path, settings: Mapping[str, str] | None = None, ranks: int | str | None = None
+) -> LoadedJob:
     """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
-    `ranks` (the option of its own) beats them."""
+    `ranks` (the option of its own: 8, or 2:8 for at least 2) beats them."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -78,7 +80,9 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int |
     sources = dict.fromkeys(_leaves(raw), path.name)
     given = _parsed(settings or {})
     if ranks is not None:
-        given["team.ranks"] = (ranks, f"--ranks {ranks}")
+        least, most = span_of("--ranks", str(ranks))
+        given["team.ranks"] = (most, f"--ranks {ranks}")
+        given["team.min_ranks"] = (least, f"--ranks {ranks}")
     for dotted, (value, source) in given.items():
         _put(raw, dotted, value)
         sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
@@ -88,6 +92,17 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int |
     except ValidationError as error:
         raise JobError(f"{path}: {_explain(error)}") from None
     return LoadedJob(job, path.absolute().parent, sources)
+
+
+def span_of(option: str, text: str) -> tuple[int | None, int]:
+    """What an option such as `--ranks 8` or `--ranks 2:8` says: the least, if it says one, and the most."""
+    least, colon, most = text.rpartition(":")
+    try:
+        return (int(least) if colon else None), int(most)
+    except ValueError:
+        raise JobError(
+            f"{option} {text}: write a number, such as 8, or the least and the most, such as 2:8"
+        ) from None
 
 
 def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:

@@ -119,6 +119,8 @@ class Plan:
     on_tick: Callable[[], None] | None
     max_restarts: int
     """How often the team is born again without getting any further."""
+    min_ranks: int | None
+    """Then it goes on with fewer ranks, down to so many; None: never."""
     on_restart: Callable[[Restart], None] | None
 
 
@@ -149,7 +151,7 @@ class TeamAgent(SimpleElasticAgent):
         self._watch = watch
         self._ticked_at = 0.0
         self._leaving: dict[int, float] = {}
-        self._patience = Patience(plan.max_restarts)
+        self._patience = Patience(plan.max_restarts, ranks.count, plan.min_ranks)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         starts = []
@@ -185,6 +187,7 @@ class TeamAgent(SimpleElasticAgent):
             restart = self._patience.after(failed, self._watch.furthest_step() if self._watch else 0)
             if self._plan.on_restart is not None:
                 self._plan.on_restart(restart)
+            worker_group.spec.local_world_size = restart.ranks  # what the next rendezvous assigns
             return RunResult(state=WorkerState.FAILED)
 
     def _look_at_ranks(self) -> RunResult:

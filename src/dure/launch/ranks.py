@@ -91,7 +91,12 @@ class Ranks:
         return [end for rank in range(self.count) for end in self._passthrough.ends(rank)]
 
     def start(self, starts: Sequence[RankStart], deadline_seconds: float, check: Callable[[], None]) -> None:
-        """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise."""
+        """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise.
+
+        There may be fewer of them than at first: the last ones are left out then.
+        """
+        self.count = len(starts)
+        self.numbers = self.numbers[: self.count]
         births = []
         for start in starts:
             out, err = (
@@ -197,8 +202,8 @@ class Ranks:
         self.poll()
         for descriptor in self._pidfds.values():
             os.close(descriptor)
-        for rank in self.numbers:
-            self._report_data[rank].clear()
+        for data in self._report_data.values():
+            data.clear()
         for known in (self.pids, self.ended, self.reports, self._pidfds):
             known.clear()
 

@@ -42,6 +42,7 @@ def run_team(
     preload: Sequence[str] = TORCH_WITH_DDP,
     grace_seconds: float = 1.0,
     max_restarts: int = 0,
+    min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
@@ -55,7 +56,8 @@ def run_team(
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
     ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
-    told. The ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT.
+    told. Then, with `min_ranks`, it goes on with one rank less, and so on down to so many. The ranks find the number of
+    restarts in TORCHELASTIC_RESTART_COUNT.
 
     Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
     use; no process is left then. Call it from the main thread.
@@ -81,6 +83,7 @@ def run_team(
         tee=tee,
         grace_seconds=grace_seconds,
         max_restarts=max_restarts,
+        min_ranks=min_ranks,
         on_restart=on_restart,
         ask_to_stop=ask_to_stop,
     )
@@ -100,6 +103,7 @@ def launch(
     tee: bool,
     grace_seconds: float,
     max_restarts: int = 0,
+    min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
 ) -> list[object]:
@@ -141,13 +145,14 @@ def launch(
                 grace_seconds=grace_seconds,
                 on_tick=on_tick,
                 max_restarts=max_restarts,
+                min_ranks=min_ranks,
                 on_restart=tell,
             )
             watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
             result = TeamAgent(listener, plan, processes, stop, watch).run()
             if result is None:
                 raise RankFailed("the agent gave up", rank=-1, host=socket.gethostname())
-            return [result.return_values[rank] for rank in range(ranks)]
+            return [result.return_values[rank] for rank in range(processes.count)]
         finally:
             processes.end(grace_seconds)
             processes.close()

@@ -21,8 +21,9 @@ from dure.checkpoint.pages import make_present
 from dure.checkpoint.save import WRITE_SECONDS
 from dure.checkpoint.state import Share, State, WholeState, capture, restore
 from dure.checkpoint.where import location, open_to_write
-from dure.errors import DureError, Resumable
+from dure.errors import Resumable
 from dure.exchange.group import node_group
+from dure.exchange.together import together
 from dure.job import LoadedJob
 from dure.pulse import Phase
 from dure.run_folder import RunFolder
@@ -85,6 +86,11 @@ class Keeping:
         whole = self._newest_saved() if kept is None else kept.state
         if kept is not None:
             self.recorder.bring_in(kept.events)
+            if (
+                self.memory is not None and self.team.world.nodes == 1
+            ):  # elsewhere a part's rank had another number
+                for rank, lines in self.memory.left_behind().items():
+                    events.Recorder(self.folder.events(rank)).bring_in(lines)
             if self.keeper is not None:
                 self.keeper.follow(str(kept.state.facts["line"]))
         if whole is not None:
@@ -150,13 +156,13 @@ class Keeping:
         team, settings = self.team, self.loaded.job.checkpoint
         if not settings.wanted or not team.setting.sync:
             return None
-        trouble = ""
-        if team.is_leader:
-            try:
+
+        def make_it() -> str:
+            if team.is_leader:
                 open_to_write(self.loaded, self.folder)
-            except DureError as error:
-                trouble = str(error)
-        team.group.raise_together(trouble, "opening the storage of checkpoints")
+            return ""
+
+        together(team.group, "opening the storage of checkpoints", make_it)
         keeper = Keeper(
             open_to_write(self.loaded, self.folder),
             settings,
