@@ -56,7 +56,13 @@ def _options(
 app.add_typer(bench, name="bench")
 app.add_typer(lab, name="lab")
 
-Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that train together: 8, or 2:8 to go on with fewer, down to 2, when some cannot be kept alive.",
+        show_default="the job's",
+    ),
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
 ]
@@ -153,10 +159,10 @@ def run(
     from dure.launch import run_script
     from dure.run_job import new_run
 
-    folder = new_run(run_dir, Path(target).stem)
-    code = run_script(
-        target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
-    )
+    with new_run(run_dir, Path(target).stem) as folder:
+        code = run_script(
+            target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
+        )
     raise typer.Exit(code)
 
 
