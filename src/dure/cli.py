@@ -14,6 +14,7 @@ import typer
 
 from dure.bench.commands import Json, bench, print_figures
 from dure.errors import DureError, RankFailed, UsageError
+from dure.image.commands import image
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
@@ -55,6 +56,7 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(image, name="image")
 
 Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
 RunDir = Annotated[
