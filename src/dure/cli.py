@@ -13,6 +13,7 @@ import typer
 
 from dure.bench.commands import Json, bench, print_figures
 from dure.errors import DureError, RankFailed, UsageError
+from dure.image.commands import image
 from dure.lab.commands import lab
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(image, name="image")
 app.add_typer(lab, name="lab")
 
 Ranks = Annotated[
