@@ -20,7 +20,7 @@ from dure.hosts.supervisor import known_hosts
 _REACH_SECONDS = 30.0
 _LOOK_SECONDS = 120.0
 _CALL_SECONDS = 60.0
-_LATE_SECONDS = 3.0
+_LATE_SECONDS = 2.0
 """How long a file may take to show on another node."""
 
 T = TypeVar("T")
