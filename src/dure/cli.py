@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from dure.bench.commands import Json, bench, print_figures
-from dure.errors import DureError, RankFailed, UsageError
+from dure.doctor.commands import doctor
+from dure.errors import DureError, RankFailed
 from dure.image.commands import image
 from dure.lab.commands import lab
 
@@ -55,6 +56,7 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(doctor)
 app.add_typer(image, name="image")
 app.add_typer(lab, name="lab")
 
@@ -119,10 +121,10 @@ def train(
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
     run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
     """
-    from dure.job import load_job
+    from dure.job import load_job, parse_settings
     from dure.run_job import Start, nodes_of, run_job
 
-    loaded = load_job(job, _settings(settings or []), ranks, nodes, hosts)
+    loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
@@ -233,9 +235,9 @@ def drill(
     Each fault strikes at a random step of the second half. The runs are kept in the run folder.
     """
     from dure.drill import drill as room
-    from dure.job import load_job
+    from dure.job import load_job, parse_settings
 
-    loaded = load_job(job, _settings(settings or []), ranks)
+    loaded = load_job(job, parse_settings(settings or []), ranks)
     folder = (
         run_dir or Path("runs") / f"drill-{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     )
@@ -268,16 +270,6 @@ def main() -> None:
 def _fail(error: DureError) -> NoReturn:
     print(f"dure: {error}", file=sys.stderr)
     sys.exit(error.exit_code)
-
-
-def _settings(options: list[str]) -> dict[str, str]:
-    settings = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
-        settings[key.strip()] = value.strip()
-    return settings
 
 
 def _print_config(loaded: LoadedJob) -> None:
