@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from dure.bench.commands import Json, bench, print_figures
-from dure.errors import DureError, RankFailed, UsageError
+from dure.errors import DureError, RankFailed
+from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
@@ -30,6 +31,7 @@ app = typer.Typer(
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
+    dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -53,6 +55,7 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+add_slurm_to(app)
 
 Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
 RunDir = Annotated[
@@ -104,10 +107,10 @@ def train(
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
     run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
     """
-    from dure.job import load_job
+    from dure.job import load_job, parse_settings
     from dure.run_job import Start, nodes_of, run_job
 
-    loaded = load_job(job, _settings(settings or []), ranks, nodes)
+    loaded = load_job(job, parse_settings(settings or []), ranks, nodes)
     if print_config:
         _print_config(loaded)
         return
@@ -205,9 +208,9 @@ def drill(
     Each fault strikes at a random step of the second half. The runs are kept in the run folder.
     """
     from dure.drill import drill as room
-    from dure.job import load_job
+    from dure.job import load_job, parse_settings
 
-    loaded = load_job(job, _settings(settings or []), ranks)
+    loaded = load_job(job, parse_settings(settings or []), ranks)
     folder = (
         run_dir or Path("runs") / f"drill-{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     )
@@ -240,16 +243,6 @@ def main() -> None:
 def _fail(error: DureError) -> NoReturn:
     print(f"dure: {error}", file=sys.stderr)
     sys.exit(error.exit_code)
-
-
-def _settings(options: list[str]) -> dict[str, str]:
-    settings = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
-        settings[key.strip()] = value.strip()
-    return settings
 
 
 def _print_config(loaded: LoadedJob) -> None:

@@ -6,14 +6,14 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dure.errors import JobError
+from dure.errors import JobError, UsageError
 from dure.job.cluster import Mount
 from dure.job.sections import Group, Job
 
@@ -96,6 +96,17 @@ def load_job(
     except ValidationError as error:
         raise JobError(f"{path}: {_explain(error)}") from None
     return LoadedJob(job, path.absolute().parent, sources)
+
+
+def parse_settings(options: Sequence[str]) -> dict[str, str]:
+    """What `--set section.key=value` options say."""
+    settings = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
+        settings[key.strip()] = value.strip()
+    return settings
 
 
 def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:
