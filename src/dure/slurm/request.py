@@ -109,9 +109,10 @@ def request_for(
         )
     for option in job.slurm.options:
         _check_option(option)
-    if job.slurm.time is not None and not re.fullmatch(r"[0-9:-]+|UNLIMITED", job.slurm.time):
+    time = None if job.slurm.time is None else str(job.slurm.time)
+    if time is not None and not re.fullmatch(r"[0-9]+([:-][0-9]+)*|UNLIMITED", time):
         raise UsageError(
-            f"slurm.time is {job.slurm.time!r}; write it as sbatch does: minutes, or hours:minutes:seconds, or "
+            f"slurm.time is {time!r}; write it as sbatch does: minutes, or hours:minutes:seconds, or "
             "days-hours:minutes:seconds, as in 2-00:00:00"
         )
     return Request(
@@ -127,7 +128,7 @@ def request_for(
         gpus_per_node=job.slurm.gpus_per_node,
         partition=job.slurm.partition,
         account=job.slurm.account,
-        time=job.slurm.time,
+        time=time,
         signal_seconds=job.slurm.signal_seconds,
         requeues=job.slurm.requeues,
         resumable=job.checkpoint.wanted and job.team.sync,
