@@ -13,6 +13,7 @@ import typer
 
 from dure.bench.commands import Json, bench, print_figures
 from dure.errors import DureError, RankFailed
+from dure.lab.commands import lab
 from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(lab, name="lab")
 add_slurm_to(app)
 
 Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]

@@ -160,6 +160,7 @@ def _launch(
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=tick,
+            grace_seconds=0.0,  # a rank has nothing to do after its last word, and takes SIGTERM for a wish to save
             max_restarts=team.max_restarts,
             on_restart=restarted,
             ask_to_stop=ask_to_stop if _resumable(loaded) else None,

@@ -151,7 +151,9 @@ class Keeping:
             self.folder.stop,
             lambda: team.pulse.beat(0, Phase.LOADING),
         )
-        signal.signal(signal.SIGUSR1, lambda number, frame: keeper.ask_to_stop())
+        # Slurm tells every process of a step, also those that the launcher would tell; it ends ranks by SIGKILL.
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: keeper.ask_to_stop())
         return keeper
 
     def _memory_tier(self) -> MemoryTier | None:
