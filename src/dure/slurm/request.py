@@ -14,6 +14,7 @@ from dure.slurm.quoting import variable
 RUN = variable("run")
 """In a word of a command: the run's folder."""
 
+_TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED")
 _OURS = {
     "array": "a run is one job; submit it once for each",
     "chdir": "the script starts where `dure submit` was called",
@@ -110,10 +111,16 @@ def request_for(
     for option in job.slurm.options:
         _check_option(option)
     time = None if job.slurm.time is None else str(job.slurm.time)
-    if time is not None and not re.fullmatch(r"[0-9]+([:-][0-9]+)*|UNLIMITED", time):
+    if time is not None and not _TIME.fullmatch(time):
         raise UsageError(
             f"slurm.time is {time!r}; write it as sbatch does: minutes, or hours:minutes:seconds, or "
             "days-hours:minutes:seconds, as in 2-00:00:00"
+        )
+    limit = None if time is None else _seconds(time)
+    if limit is not None and job.slurm.signal_seconds >= limit:
+        raise UsageError(
+            f"slurm.signal_seconds is {job.slurm.signal_seconds}, and slurm.time, {time}, is {limit} s: the run would "
+            "be told to save as soon as it starts; give it more time, or a later signal"
         )
     return Request(
         name=job.name,
@@ -136,6 +143,16 @@ def request_for(
         srun_options=tuple(srun_options),
         inside=tuple(inside),
     )
+
+
+def _seconds(time: str) -> int | None:
+    """How long a time limit is: minutes, minutes:seconds, hours:minutes:seconds, or with days- before hours."""
+    if time == "UNLIMITED":
+        return None
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
 
 
 def _check_option(option: str) -> None:

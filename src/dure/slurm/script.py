@@ -130,6 +130,7 @@ def _continued(lines: Sequence[Sequence[str]]) -> str:
 
 
 _PREPARE = """
+# shellcheck disable=SC2016 # a $ between single quotes is meant for the task's shell, or is part of a name
 set -euo pipefail
 
 # Everything is quoted here, once; below there are only "$names", so that nothing in a name is read as shell.
@@ -207,7 +208,6 @@ agent=(
 {agent}
 )
 {why}
-# shellcheck disable=SC2016 # filled in by the task's own shell
 {srun} \\
   sh -c 'exec "$@" --node-rank "$SLURM_NODEID"' agent "${{agent[@]}}"
 """
