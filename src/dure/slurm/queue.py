@@ -80,7 +80,7 @@ def jobs(ids: Sequence[int] | None = None) -> list[Queued]:
         if "Invalid job id" in done.stderr:
             return []
         raise DureError(f"squeue failed: {done.stderr.strip()}")
-    return [_read(line) for line in done.stdout.splitlines() if line.count(_APART) == len(_FIELDS) - 1]
+    return [_read(line) for line in done.stdout.split("\n") if line.count(_APART) == len(_FIELDS) - 1]
 
 
 def restarts(job_id: int) -> int:
