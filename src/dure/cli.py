@@ -16,6 +16,7 @@ from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
 from dure.image.commands import image
 from dure.lab.commands import lab
+from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
@@ -33,6 +34,7 @@ app = typer.Typer(
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
+    dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -59,6 +61,7 @@ app.add_typer(bench, name="bench")
 app.add_typer(doctor)
 app.add_typer(image, name="image")
 app.add_typer(lab, name="lab")
+add_slurm_to(app)
 
 Ranks = Annotated[
     str | None,

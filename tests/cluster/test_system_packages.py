@@ -44,5 +44,7 @@ def test_a_plain_user_is_told_what_is_missing_and_the_tests_go_on():
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    assert "missing: bubblewrap iproute2 munge nftables openmpi-bin openssh-client openssh-server procps" in line
+    assert (
+        "missing: bubblewrap iproute2 munge nftables openmpi-bin openssh-client openssh-server procps" in line
+    )
     assert "skipped by name" in line
