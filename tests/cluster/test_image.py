@@ -162,6 +162,23 @@ def test_training_inside_gives_the_bits_of_training_outside(shared, tmp_path):
     assert list((run / "checkpoints").iterdir())
 
 
+def test_a_run_inside_saves_when_it_is_told_to_stop_and_ends_with_75(shared):
+    loaded, run = job_in(shared), shared / "checkpoints" / "run-1"
+    arguments = ["train", str(shared / "cnn_batchnorm.toml"), "--ranks", "2", "--run-dir", str(run)]
+    line = command_inside(loaded, run, [*arguments, "--set", "train.epochs=10000"])
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: "step" in process.stderr.readline(), 60)
+            process.send_signal(signal.SIGUSR1)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 75, said
+    assert "SIGUSR1: stops after this step and saves" in said
+    (saved, *_) = json.loads(dure("checkpoints", run, "--json").out)["checkpoints"]
+    assert saved["step"] > 0
+
+
 def test_only_checkpoints_take_writes(shared):
     loaded, run = job_in(shared), shared / "checkpoints" / "run-1"
     command_inside(loaded, run, [])  # makes the run's folder

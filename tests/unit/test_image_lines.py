@@ -4,6 +4,7 @@ import shlex
 import subprocess
 
 import pytest
+from commands import dure
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,15 @@ def test_conversion_lines():
     assert import_command("apptainer", "docker://pytorch/pytorch", "/out/a.sif") == [
         "apptainer", "build", "/out/a.sif", "docker://pytorch/pytorch",
     ]  # fmt: skip
+
+
+def test_a_conversion_is_shown_without_being_done():
+    ran = dure(
+        "image", "build", "--from", "docker://a/b:c", "-o", "/out/a b.sqsh", "--dry-run", PATH="/nowhere"
+    )
+    assert (ran.code, ran.out) == (0, "enroot import --output '/out/a b.sqsh' -- docker://a/b:c\n")
+    assert "write it as docker://" in dure("image", "build", "--from", "http://x", "--dry-run").err
+    assert "neither is installed" in dure("image", "build", "--from", "docker://x", PATH="/nowhere").err
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -7,7 +7,7 @@ import pytest
 from dure.errors import JobError
 from dure.image.enter import image_of, runner_of
 from dure.image.environment import passed
-from dure.image.mounts import Mounted, make_written_folders, mounts_of
+from dure.image.mounts import Mounted, check_there, make_written_folders, mounts_of
 from dure.job import load_job
 
 JOB = """
@@ -109,6 +109,16 @@ def test_mounts_that_cannot_be_are_refused(shared, mount, says):
     more = '[[cluster.mounts]]\nsource = "{storage}"\nwritable = true\n[[cluster.mounts]]\n' + mount
     with pytest.raises(JobError, match=says):
         mounts_of(job(shared, more), run)
+
+
+def test_a_target_needs_a_place_in_the_mount_that_it_is_within(shared, tmp_path):
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    outer, inner = Mounted(str(shared), "/mnt/shared"), Mounted(str(fast), "/mnt/shared/fast", writable=True)
+    with pytest.raises(JobError, match=r"within the mount /mnt/shared, .* make .*/shared/fast first"):
+        check_there([outer, inner])
+    (shared / "fast").mkdir()
+    check_there([outer, inner])
 
 
 def test_files_that_the_job_names_have_to_be_mounted(shared, tmp_path):

@@ -51,6 +51,8 @@ def run_inside(
     driver = _driver_files()
     if driver:
         environment = {**environment, "LD_LIBRARY_PATH": _DRIVER}
+    # A job that stands in /tmp itself is mounted there, read-only.
+    temporary = "/var/tmp" if any(mount.covers("/tmp") for mount in mounts) else "/tmp"
     # nohup: what was ignored stays ignored, inside too.
     waited = {signal.SIGCHLD, *(number for number in HANDED_ON if signal.getsignal(number) != signal.SIG_IGN)}
     # Blocked before the command starts: none is lost, and bubblewrap, which inherits this, does not obey them.
@@ -68,7 +70,9 @@ def run_inside(
             map_user=tree.map_user,
         )
         # A session of its own, so that Ctrl-C, which reaches all of a terminal's group, comes once: from here.
-        process = subprocess.Popen(line, env=complete(environment), pass_fds=[writer], start_new_session=True)
+        process = subprocess.Popen(
+            line, env=complete(environment, temporary), pass_fds=[writer], start_new_session=True
+        )
         os.close(writer)
         return _wait(process, reader, waited)
     finally:
