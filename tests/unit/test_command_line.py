@@ -16,7 +16,18 @@ def imports(code):
 
 
 def test_light_rooms_start_without_torch():
-    for module in ("dure", "dure.cli", "dure.report", "dure.display", "dure.launch", "dure.job", "dure.demo"):
+    for module in (
+        "dure",
+        "dure.cli",
+        "dure.report",
+        "dure.display",
+        "dure.launch",
+        "dure.job",
+        "dure.demo",
+        "dure.image.build",
+        "dure.image.enter",
+        "dure.image.inside",
+    ):
         assert imports(f"import {module}") == [], module
 
 
