@@ -65,10 +65,14 @@ class Line:
             raise Unreached(str(reply["error"]))
         return reply["answer"]
 
-    def close(self) -> None:
-        """End the conversation; the node's part takes its marks away, and ends."""
+    def hang_up(self) -> None:
+        """Say no more: the node's part takes its marks away, and ends."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """End the conversation."""
+        self.hang_up()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -48,7 +48,7 @@ def run_doctor(
         loaded = load_job(job, parse_settings(settings), hosts=hosts)
         cluster = loaded.job.cluster
         plan = plan_of(loaded, job, cluster.hosts, port=port)
-    found = examine(plan, cluster.ssh, cluster.python)
+    found = examine(plan, cluster.ssh, cluster.python, cluster.nodes)
     if as_json:
         print(json.dumps(as_object(found, language)))
     else:
