@@ -14,7 +14,9 @@ import typer
 from dure.bench.commands import Json, bench, print_figures
 from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
+from dure.image.commands import image
 from dure.lab.commands import lab
+from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
@@ -32,6 +34,7 @@ app = typer.Typer(
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
+    dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -56,9 +59,17 @@ def _options(
 
 app.add_typer(bench, name="bench")
 app.add_typer(doctor)
+app.add_typer(image, name="image")
 app.add_typer(lab, name="lab")
+add_slurm_to(app)
 
-Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that train together: 8, or 2:8 to go on with fewer, down to 2, when some cannot be kept alive.",
+        show_default="the job's",
+    ),
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
 ]
@@ -132,7 +143,7 @@ def train(
     if attached:
         from dure.hosts.attached import obey_input
 
-        obey_input()
+        obey_input(loaded.job.cluster.lost_seconds)
     start = Start(run_dir, fresh=fresh, port=port)
     run_job(loaded, start, nodes_of(loaded, node_rank, leader), as_json=as_json, lang=lang)
 
@@ -155,10 +166,10 @@ def run(
     from dure.launch import run_script
     from dure.run_job import new_run
 
-    folder = new_run(run_dir, Path(target).stem)
-    code = run_script(
-        target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
-    )
+    with new_run(run_dir, Path(target).stem) as folder:
+        code = run_script(
+            target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
+        )
     raise typer.Exit(code)
 
 

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from dure.files import write_whole
 from dure.job import LoadedJob
 from dure.language import Language, chosen_language
 from dure.launch import run_team
+from dure.launch.claim import Claim
 from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
 from dure.launch.patience import Restart
@@ -51,24 +52,28 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
     began = time.perf_counter()
     language = chosen_language(lang)
 
-    def choose_run() -> Path:
-        folder = new_run(
-            start.run_dir or _default_folder(loaded, nodes),
-            loaded.job.name,
-            goes_on=_resumable(loaded),
-            fresh=start.fresh,
-        )
-        write_whole(folder.job, loaded.to_json())
-        return folder.path
+    with contextlib.ExitStack() as held:
 
-    if nodes is None:
-        folder = RunFolder(choose_run())
-        results = _launch(loaded, folder, language, start.port, None)
-    else:
-        with (
-            StopSignals() as stop,
-            join(nodes, lambda: _fresh_folder(choose_run, nodes), _say, stop.check) as joined,
-        ):
+        def choose_run() -> Path:
+            folder = held.enter_context(
+                new_run(
+                    start.run_dir or _default_folder(loaded, nodes),
+                    loaded.job.name,
+                    goes_on=_resumable(loaded),
+                    fresh=start.fresh,
+                )
+            )
+            if nodes is not None:  # before any node starts a rank
+                forget_last_run(folder, nodes.count * nodes.ranks)
+            write_whole(folder.job, loaded.to_json())
+            return folder.path
+
+        if nodes is None:
+            folder = RunFolder(choose_run())
+            results = _launch(loaded, folder, language, start.port, None)
+        else:
+            stop = held.enter_context(StopSignals())
+            joined = held.enter_context(join(nodes, choose_run, _say, stop.check))
             folder = RunFolder(joined.run)
             results = _launch(loaded, folder, language, start.port, joined)
             if not nodes.leads:
@@ -77,6 +82,18 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
                 )
                 return
             results = [RankResult.from_json(value) for value in joined.values()]
+        _summarize(loaded, folder, results, language, began, as_json=as_json)
+
+
+def _summarize(
+    loaded: LoadedJob,
+    folder: RunFolder,
+    results: list[RankResult],
+    language: Language,
+    began: float,
+    *,
+    as_json: bool,
+) -> None:
     inside = sum(results[0].seconds.values())
     summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
     text = json.dumps(summary.as_json())
@@ -134,7 +151,8 @@ def _launch(
 
     def restarted(again: Restart) -> None:
         if display is not None:
-            display.restarted(again.cause, again.without_progress, again.max_restarts)
+            ranks = again.ranks or team.ranks * loaded.job.cluster.nodes
+            display.restarted(again.cause, again.without_progress, again.max_restarts, ranks)
 
     def tick() -> None:
         if display is not None:
@@ -162,6 +180,7 @@ def _launch(
             on_tick=tick,
             grace_seconds=0.0,  # a rank has nothing to do after its last word, and takes SIGTERM for a wish to save
             max_restarts=team.max_restarts,
+            min_ranks=team.min_ranks,
             on_restart=restarted,
             ask_to_stop=ask_to_stop if _resumable(loaded) else None,
             joined=joined,
@@ -222,13 +241,6 @@ def _facts(loaded: LoadedJob) -> dict[str, str]:
     }
 
 
-def _fresh_folder(choose_run: Callable[[], Path], nodes: Nodes) -> Path:
-    """The run's folder, without what an earlier run there said of its ranks: before any node starts one."""
-    path = choose_run()
-    forget_last_run(RunFolder(path), nodes.count * nodes.ranks)
-    return path
-
-
 def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
     """On several nodes, a place that all of them see."""
     if nodes is None or "://" in loaded.storage:
@@ -240,8 +252,11 @@ def _say(text: str) -> None:
     print(f"dure: {text}", file=sys.stderr, flush=True)
 
 
-def new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
-    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
+@contextlib.contextmanager
+def new_run(
+    run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False
+) -> Iterator[RunFolder]:
+    """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`."""
     path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = RunFolder(path.absolute())
     if folder.job.exists() and fresh:
@@ -250,10 +265,11 @@ def new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bo
             for n in itertools.count(1)
             if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
         )
-        try:
-            folder.path.rename(aside)
-        except OSError as error:
-            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
+        with Claim(folder):  # nobody trains there
+            try:
+                folder.path.rename(aside)
+            except OSError as error:
+                raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
         print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
     elif folder.job.exists() and not goes_on:
         raise UsageError(
@@ -265,4 +281,5 @@ def new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bo
         raise UsageError(
             f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
         ) from None
-    return folder
+    with Claim(folder):
+        yield folder

@@ -12,7 +12,7 @@ def failure(words, may_pass=True):
 
 
 def test_restarts_without_progress_are_counted_and_the_first_cause_is_told():
-    patience = Patience(2)
+    patience = Patience(2, ranks=4)
     assert patience.after(failure("first."), 7).without_progress == 1
     assert patience.after(failure("second."), 7).without_progress == 2
     with pytest.raises(RankFailed, match=r"^first\. The team was started again 2 times .* step 7") as ended:
@@ -21,21 +21,21 @@ def test_restarts_without_progress_are_counted_and_the_first_cause_is_told():
 
 
 def test_progress_renews_patience():
-    patience = Patience(1)
+    patience = Patience(1, ranks=4)
     for step in range(10):
         restart = patience.after(failure(f"at {step}"), step)
         assert (restart.number, restart.without_progress, restart.step) == (step + 1, 1, step)
 
 
 def test_a_step_back_is_no_progress():
-    patience = Patience(1)
+    patience = Patience(1, ranks=4)
     patience.after(failure("first."), 7)
     with pytest.raises(RankFailed, match="first"):
         patience.after(failure("second."), 6)
 
 
 def test_what_cannot_pass_ends_the_run_with_its_own_words():
-    patience = Patience(3)
+    patience = Patience(3, ranks=4)
     patience.after(failure("bad luck"), 7)
     with pytest.raises(RankFailed, match=r"^a bug$"):
         patience.after(failure("a bug", may_pass=False), 9)
@@ -43,7 +43,7 @@ def test_what_cannot_pass_ends_the_run_with_its_own_words():
 
 def test_without_patience_the_failure_is_told_as_it_is():
     with pytest.raises(RankFailed, match=r"^first\.$"):
-        Patience(0).after(failure("first."), 0)
+        Patience(0, ranks=4).after(failure("first."), 0)
 
 
 class OutOfMemoryError(RuntimeError):

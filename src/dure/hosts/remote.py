@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dure.hosts.attached import ALIVE, BEAT_SECONDS
+
 SSH_FAILED = 255
 """ssh's own exit code: the host was not reached, or the connection was lost."""
 _PASSED_ON = ("PYTHONPATH", "LANG", "LC_ALL", "NO_COLOR", "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_REGION")
@@ -50,7 +52,7 @@ class Host:
 
 
 class Remote:
-    """A command that runs on a host. What it prints is passed on, whole lines, with the host's name."""
+    """An agent that runs on a host, and hears that we are there. What it prints is passed on, with the host's name."""
 
     def __init__(
         self,
@@ -115,8 +117,12 @@ class Remote:
         for stream in (process.stdout, process.stderr):
             selector.register(stream, selectors.EVENT_READ)
             rest[stream.fileno()] = b""
+        beat_at = 0.0
         while selector.get_map():
-            for key, _ in selector.select(1.0):
+            if time.monotonic() - beat_at >= BEAT_SECONDS:
+                beat_at = time.monotonic()
+                self.tell(ALIVE)
+            for key, _ in selector.select(BEAT_SECONDS / 4):
                 chunk = os.read(key.fd, 1 << 16)
                 *lines, rest[key.fd] = (rest[key.fd] + chunk).split(b"\n")
                 if not chunk:

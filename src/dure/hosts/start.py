@@ -33,5 +33,6 @@ def train_on_hosts(
         first_time=("--fresh",) if fresh else (),
         run=str(run.absolute()),
         max_restarts=loaded.job.team.max_restarts,
+        lost_seconds=cluster.lost_seconds,
     )
     Supervisor(wanted).run()

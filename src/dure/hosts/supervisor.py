@@ -37,6 +37,8 @@ class Wanted:
     """Options of the first start alone."""
     run: str
     max_restarts: int
+    lost_seconds: float
+    """An agent that has not heard of us for so long has ended by itself."""
 
 
 def known_hosts(names: Sequence[str], ssh: str) -> tuple[Host, ...]:
@@ -117,6 +119,8 @@ class Supervisor:
         if self._asked_to_stop and code == Resumable.exit_code:
             raise Resumable("stopped and saved; the same command goes on from there")
         if code == SSH_FAILED:
+            # It may live, only cut off, and train on alone: until it notices that it has no supervisor.
+            time.sleep(self.wanted.lost_seconds)
             return f"the leader, {leader.name}, is lost", True
         if code == Resumable.exit_code:
             lost = [name for name, ended in codes.items() if ended not in (0, Resumable.exit_code)]

@@ -79,7 +79,7 @@ class Slurm(Section):
     """The partition; the cluster's default when not given."""
     account: str | None = None
     """The account that is charged."""
-    time: str | None = None
+    time: PositiveInt | str | None = None
     """The time limit, as sbatch takes it; before it is over the run saves, ends with 75, and is queued again."""
     signal_seconds: PositiveInt = 120
     """How long before the time limit the run is told to save."""

@@ -1,0 +1,98 @@
+"""Run a command inside an image with bubblewrap, and stand between it and whoever started us.
+
+This process stays: it hands signals on to the command, ends with the command's exit code, and holds the namespace that
+the image is mounted in. When it is killed, the kernel ends everything inside and takes the mount away.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dure.errors import DureError, UsageError
+from dure.image.environment import complete
+from dure.image.mounts import Mounted
+from dure.image.runner import bubblewrap_command
+from dure.image.tree import WAYS, find_tree
+
+HANDED_ON = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,
+)  # fmt: skip
+_HOST_FILES = ("/etc/hosts", "/etc/resolv.conf", "/etc/passwd", "/etc/group", "/etc/localtime")
+"""Of the node rather than of the image: names of hosts and users."""
+_DEVICES = ("/dev/nvidia*", "/dev/infiniband", "/dev/dri", "/dev/kfd")
+
+
+def run_inside(
+    image: Path,
+    digest: str,
+    mounts: Sequence[Mounted],
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    workdir: str = "/",
+    ways: tuple[str, ...] = WAYS,
+) -> int:
+    """Run `command` in the image until it ends; returns its exit code (128 + n for signal n)."""
+    if shutil.which("bwrap") is None:
+        raise UsageError(
+            "there is no bwrap, which isolates the image; install bubblewrap (Debian: apt install bubblewrap)"
+        )
+    waited = {*HANDED_ON, signal.SIGCHLD}
+    # Blocked before anything starts: none is lost, and bubblewrap, which inherits this, does not obey them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    try:
+        tree = find_tree(image, digest, ways)
+        reader, writer = os.pipe()
+        line = bubblewrap_command(
+            tree.path,
+            mounts,
+            command,
+            workdir=workdir,
+            host_files=[
+                path for path in _HOST_FILES if os.path.exists(f"{tree.path}{path}") and os.path.exists(path)
+            ],
+            devices=sorted(path for pattern in _DEVICES for path in glob.glob(pattern)),
+            info_fd=writer,
+            map_user=tree.map_user,
+        )
+        # A session of its own, so that Ctrl-C, which reaches all of a terminal's group, comes once: from here.
+        process = subprocess.Popen(line, env=complete(environment), pass_fds=[writer], start_new_session=True)
+        os.close(writer)
+        return _wait(process, reader, waited)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(process: subprocess.Popen[bytes], reader: int, waited: set[signal.Signals]) -> int:
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()  # bubblewrap writes, and closes, when the namespaces are there; or when it fails
+    first = json.loads(said)["child-pid"] if said else None
+    while True:
+        code = process.poll()
+        if code is not None:
+            break
+        number = signal.sigwait(waited)
+        if number != signal.SIGCHLD and first is not None:
+            _hand_on(first, number)
+    if first is None:
+        raise DureError(f"bubblewrap could not start (exit code {code}); it says why above")
+    return code if code >= 0 else 128 - code
+
+
+def _hand_on(first: int, number: int) -> None:
+    """Send a signal to the command: the one child of the namespace's first process, which only reaps."""
+    try:
+        with open(f"/proc/{first}/task/{first}/children", encoding="ascii") as file:
+            children = file.read().split()
+        for child in children[:1]:
+            os.kill(int(child), number)
+    except (OSError, ValueError) as error:
+        print(f"dure: the signal {number} could not be handed on: {error}", file=sys.stderr, flush=True)
