@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dure.display import Display
+from dure.doctor.quick import quick_checks, refuse_bad
+from dure.doctor.words import in_one_line
 from dure.errors import UsageError
 from dure.files import write_whole
 from dure.job import LoadedJob
@@ -51,6 +53,7 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
     """Launch a job's ranks, show them, and print what came of it; with `nodes`, this node's part of that."""
     began = time.perf_counter()
     language = chosen_language(lang)
+    _preflight(loaded, start, nodes, language)
 
     with contextlib.ExitStack() as held:
 
@@ -135,6 +138,17 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
         max_restarts=team.max_restarts,
         facts=_facts(loaded),
     )
+
+
+def _preflight(loaded: LoadedJob, start: Start, nodes: Nodes | None, language: Language) -> None:
+    """The quick part of `dure doctor`. Several nodes are refused what one machine is only warned of: there, somebody
+    sees it fail, and a team of one node fails alone."""
+    findings = quick_checks(loaded, writable=start.run_dir)
+    if nodes is not None:
+        refuse_bad(findings, language)
+    for finding in findings:
+        if finding.level == "bad":
+            _say(in_one_line(finding, language))
 
 
 def _launch(
