@@ -17,6 +17,7 @@ from dure.doctor.reach import Line, Unreached, line_to
 from dure.doctor.words import HEADINGS
 from dure.hosts.remote import Host
 from dure.hosts.supervisor import known_hosts
+from dure.job import Cluster
 
 _REACH_SECONDS = 30.0
 _LOOK_SECONDS = 120.0
@@ -43,21 +44,21 @@ class Examination:
         return tuple(node for node in self.nodes if node in failing)
 
 
-def examine(plan: Plan, ssh: str = "ssh", python: str | None = None, wanted: int = 1) -> Examination:
-    """Examine the plan's hosts, or this machine when it names none. `wanted`: how many nodes the job asks for."""
-    hosts: tuple[Host | None, ...] = known_hosts(plan.hosts, ssh) or (None,)
+def examine(plan: Plan, cluster: Cluster, image_order: str | None = None) -> Examination:
+    """Examine the plan's hosts, or this machine when it names none; inside the image that `image_order` tells of."""
+    hosts: tuple[Host | None, ...] = known_hosts(plan.hosts, cluster.ssh) or (None,)
     names = tuple("localhost" if host is None else host.name for host in hosts)
     token = uuid.uuid4().hex
     # Lines are closed before the pool, whose threads may wait for an answer: Ctrl-C does not.
     with ThreadPoolExecutor(len(hosts)) as pool, ExitStack() as open_lines:
         lines = {}
         for name, host in zip(names, hosts, strict=True):
-            lines[name] = line_to(host, name, python)
+            lines[name] = line_to(host, name, cluster.python, image_order)
             open_lines.callback(lines[name].close)
         open_lines.callback(_hang_up, tuple(lines.values()))
         findings = _reach(lines, pool)
-        if wanted > len(hosts):
-            findings.append(note("reach", names[0], "reach.alone", wanted=wanted, looked=len(hosts)))
+        if cluster.nodes > len(hosts):
+            findings.append(note("reach", names[0], "reach.alone", wanted=cluster.nodes, looked=len(hosts)))
         lost = {finding.node for finding in findings if finding.level == "bad"}
         lines = {name: line for name, line in lines.items() if name not in lost}
 

@@ -126,7 +126,7 @@ def _weights_bytes(loaded: LoadedJob) -> int:
 
 
 def _needed_paths(loaded: LoadedJob, folder: str | None, *, only_read: bool) -> tuple[str, ...]:
-    """What the job reads of the storage: weights, the image, and what arguments of factories name.
+    """What the job reads of the storage: weights, and what arguments of factories name.
 
     `only_read`: not those, as a factory may make them.
     """
@@ -140,11 +140,8 @@ def _needed_paths(loaded: LoadedJob, folder: str | None, *, only_read: bool) -> 
         for value in arguments
         if isinstance(value, str) and value.startswith("{storage}")
     ]
-    paths += [
-        os.path.join(folder, name)
-        for name in (job.model.weights, job.cluster.image)
-        if name is not None and "://" not in name
-    ]
+    if job.model.weights is not None and "://" not in job.model.weights:
+        paths.append(os.path.join(folder, job.model.weights))
     return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
