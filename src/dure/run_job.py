@@ -143,7 +143,11 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
 def _preflight(loaded: LoadedJob, start: Start, nodes: Nodes | None, language: Language) -> None:
     """The quick part of `dure doctor`. Several nodes are refused what one machine is only warned of: there, somebody
     sees it fail, and a team of one node fails alone."""
-    findings = quick_checks(loaded, writable=start.run_dir)
+    findings = quick_checks(
+        loaded,
+        leader=None if nodes is None else nodes.leader,
+        run_folder=start.run_dir or _default_folder(loaded, nodes),
+    )
     if nodes is not None:
         refuse_bad(findings, language)
     for finding in findings:

@@ -32,6 +32,7 @@ def examine(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
     lang: Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")] = None,
     serve: Annotated[bool, typer.Option("--serve", hidden=True)] = False,
+    serve_inside: Annotated[bool, typer.Option("--serve-inside", hidden=True)] = False,
 ) -> None:
     """Look for what would go wrong on the nodes, before anything is started on them.
 
@@ -43,6 +44,10 @@ def examine(
 
         answer()
         return
+    if serve_inside:
+        from dure.doctor.inside import serve_inside as answer_inside
+
+        raise typer.Exit(answer_inside())
     from dure.doctor.report import run_doctor
 
     run_doctor(job, hosts, settings or [], port=port, as_json=as_json, lang=lang)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dure.doctor.checks import agreement
-from dure.doctor.finding import Finding, bad, good
+from dure.doctor.finding import Finding, bad, good, note
 from dure.doctor.plan import Plan
 from dure.doctor.reach import Line, Unreached, line_to
+from dure.doctor.words import HEADINGS
 from dure.hosts.remote import Host
 from dure.hosts.supervisor import known_hosts
+from dure.job import Cluster
 
 _REACH_SECONDS = 30.0
 _LOOK_SECONDS = 120.0
@@ -42,17 +44,23 @@ class Examination:
         return tuple(node for node in self.nodes if node in failing)
 
 
-def examine(plan: Plan, ssh: str = "ssh", python: str | None = None) -> Examination:
-    """Examine the plan's hosts, or this machine when it names none."""
-    hosts: tuple[Host | None, ...] = known_hosts(plan.hosts, ssh) or (None,)
+def examine(plan: Plan, cluster: Cluster, image_order: str | None = None) -> Examination:
+    """Examine the plan's hosts, or this machine when it names none; inside the image that `image_order` tells of."""
+    hosts: tuple[Host | None, ...] = known_hosts(plan.hosts, cluster.ssh) or (None,)
     names = tuple("localhost" if host is None else host.name for host in hosts)
     token = uuid.uuid4().hex
-    with ExitStack() as open_lines, ThreadPoolExecutor(len(hosts)) as pool:
-        lines = {name: line_to(host, name, python) for name, host in zip(names, hosts, strict=True)}
-        for line in lines.values():
-            open_lines.callback(line.close)
+    # Lines are closed before the pool, whose threads may wait for an answer: Ctrl-C does not.
+    with ThreadPoolExecutor(len(hosts)) as pool, ExitStack() as open_lines:
+        lines = {}
+        for name, host in zip(names, hosts, strict=True):
+            lines[name] = line_to(host, name, cluster.python, image_order)
+            open_lines.callback(lines[name].close)
+        open_lines.callback(_hang_up, tuple(lines.values()))
         findings = _reach(lines, pool)
-        lines = {name: line for name, line in lines.items() if name not in {found.node for found in findings}}
+        if cluster.nodes > len(hosts):
+            findings.append(note("reach", names[0], "reach.alone", wanted=cluster.nodes, looked=len(hosts)))
+        lost = {finding.node for finding in findings if finding.level == "bad"}
+        lines = {name: line for name, line in lines.items() if name not in lost}
 
         looks = _ask_all(
             lines, pool, findings, lambda name, line: _look(name, line, token, plan), _LOOK_SECONDS
@@ -67,9 +75,15 @@ def examine(plan: Plan, ssh: str = "ssh", python: str | None = None) -> Examinat
             findings += _storage_both_ways(plan, lines, pool, findings)
         pairs = _pairs(lines, looks, pool, findings) if plan.several else []
         findings += agreement.connections(pairs, names)
-    order = {name: number for number, name in enumerate(names)}
-    findings.sort(key=lambda finding: order[finding.node])
+    checks = list(HEADINGS["en"])
+    findings.sort(key=lambda finding: (checks.index(finding.check), names.index(finding.node)))
     return Examination(names, tuple(findings), tuple(pairs))
+
+
+def _hang_up(lines: Sequence[Line]) -> None:
+    """All at once, so that none waits for another's end."""
+    for line in lines:
+        line.hang_up()
 
 
 def _reach(lines: Mapping[str, Line], pool: ThreadPoolExecutor) -> list[Finding]:

@@ -16,6 +16,7 @@ from dure.doctor.checks import machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding
 from dure.doctor.plan import Plan
+from dure.image.environment import IN_IMAGE
 
 READY = "dure-doctor-ready"
 """The first line that a node says. Whatever a login shell prints comes before it."""
@@ -71,7 +72,7 @@ class NodePart:
             "findings": [finding.to_json() for finding in findings],
             "versions": versions.versions(),
             "cpu": versions.cpu_capability(),
-            "digests": versions.digests(self._plan.files),
+            "digests": versions.digests(self._plan.files) | _own_image(),
             "address": self._address,
             "ports": self._listener.ports if self._listener is not None else [],
         }
@@ -117,6 +118,11 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
         chosen, address = names.interface(plan, node)
         findings.append(chosen)
     return findings, address
+
+
+def _own_image() -> dict[str, str | None]:
+    """The image that this process is in, whose file may well be out of its sight."""
+    return {"image": os.environ[IN_IMAGE]} if IN_IMAGE in os.environ else {}
 
 
 def _tell(stream: IO[str], value: dict[str, Any]) -> None:

@@ -38,6 +38,8 @@ class Plan:
     """What must refuse to be written."""
     writable: str | None = None
     """The folder that runs write to."""
+    made_by_run: bool = False
+    """Whether a run makes that folder, if it is not there yet."""
     files: Mapping[str, str] = field(default_factory=dict)
     """What must be the same bytes on every node: its name → its path, or a module's name."""
     free_bytes: int = 0
@@ -65,9 +67,7 @@ class Plan:
 
 def plan_without_job(hosts: Sequence[str], interface: str | None = None, port: int = PORT) -> Plan:
     """What every job asks of its nodes."""
-    return Plan(
-        hosts=tuple(hosts), interface=interface, port=port, free_bytes=0, shm_bytes=_least_shared_memory(1)
-    )
+    return Plan(hosts=tuple(hosts), interface=interface, port=port, shm_bytes=_least_shared_memory(1))
 
 
 def plan_of(
@@ -76,9 +76,13 @@ def plan_of(
     hosts: Sequence[str] = (),
     *,
     port: int = PORT,
+    run_folder: Path | None = None,
     quick: bool = False,
 ) -> Plan:
-    """What this job asks of its nodes. `quick`: only what makes it fail for certain."""
+    """What this job asks of its nodes. `quick`: only what makes it fail for certain.
+
+    `run_folder`: where the run will be, if that is known already.
+    """
     job = loaded.job
     folder = None if "://" in loaded.storage else os.path.normpath(loaded.storage)
     # On one machine nobody else's data is at stake; on several the documents' picture is enforced.
@@ -90,10 +94,13 @@ def plan_of(
         threads=job.team.threads,
         interface=job.cluster.interface,
         port=port,
-        storage=folder,
-        needs=_needed_paths(loaded, folder),
+        # A data factory may well make what is missing, folders too: only of several nodes is more known.
+        storage=None if quick and len(hosts) < 2 and not loaded.job.model.weights else folder,
+        needs=_needed_paths(loaded, folder, only_read=quick),
         refuses=_read_only_paths(folder) if enforced and folder is not None else (),
-        writable=_written_folder(loaded, folder, several=enforced),
+        writable=_written_folder(loaded, folder, run_folder, several=enforced),
+        # On several nodes, a folder for all runs that is missing on one of them is one that is not mounted there.
+        made_by_run=not enforced or run_folder is not None,
         files=_same_files(loaded, job_file),
         free_bytes=max((32 if quick else 1024) * _MIB, weights * _STATES * (job.checkpoint.keep + 1)),
         shm_bytes=max(0 if quick else _least_shared_memory(job.team.ranks), weights * job.team.ranks),
@@ -118,22 +125,23 @@ def _weights_bytes(loaded: LoadedJob) -> int:
         return 0
 
 
-def _needed_paths(loaded: LoadedJob, folder: str | None) -> tuple[str, ...]:
-    """What the job reads of the storage: the arguments that name it, weights, the image."""
+def _needed_paths(loaded: LoadedJob, folder: str | None, *, only_read: bool) -> tuple[str, ...]:
+    """What the job reads of the storage: weights, and what arguments of factories name.
+
+    `only_read`: not those, as a factory may make them.
+    """
     if folder is None:
         return ()
     job = loaded.job
-    arguments = [*job.model.args.values(), *job.data.args.values(), *job.eval.args.values()]
+    factories = () if only_read else (job.model.args, job.data.args, job.eval.args)
+    arguments = [value for args in factories for value in args.values()]
     paths = [
         value.replace("{storage}", folder)
         for value in arguments
         if isinstance(value, str) and value.startswith("{storage}")
     ]
-    paths += [
-        os.path.join(folder, name)
-        for name in (job.model.weights, job.cluster.image)
-        if name is not None and "://" not in name
-    ]
+    if job.model.weights is not None and "://" not in job.model.weights:
+        paths.append(os.path.join(folder, job.model.weights))
     return tuple(dict.fromkeys(map(os.path.normpath, paths)))
 
 
@@ -141,14 +149,18 @@ def _read_only_paths(folder: str) -> tuple[str, ...]:
     return (folder, *(os.path.join(folder, name) for name in Layout().read_only_names()))
 
 
-def _written_folder(loaded: LoadedJob, folder: str | None, *, several: bool) -> str | None:
-    """Where checkpoints go: what `checkpoint.folder` says, else beside the run; on several nodes in the storage."""
+def _written_folder(
+    loaded: LoadedJob, folder: str | None, run_folder: Path | None, *, several: bool
+) -> str | None:
+    """Where checkpoints go: what `checkpoint.folder` says, else into the run; on several nodes in the storage."""
     asked = loaded.job.checkpoint.folder.replace("{storage}", loaded.storage)
     if "://" in asked:
         return None
     fixed = re.split(r"\{run\}", asked)[0]
     if os.path.isabs(fixed):
         return os.path.normpath(fixed)
+    if run_folder is not None:
+        return str(run_folder.absolute())
     if several:
         return None if folder is None else os.path.join(folder, Layout().checkpoints)
     return os.path.abspath("runs")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from dure.doctor.checks import storage
@@ -16,24 +17,32 @@ from dure.errors import PreflightFailed
 from dure.job import LoadedJob
 from dure.language import Language
 
+_CERTAIN = {"storage", "read_write", "space", "shm", "interface"}
+"""What stops a run for certain; all else is worth saying, and no reason to refuse."""
+
 
 def quick_checks(
-    loaded: LoadedJob, *, hosts: Sequence[str] = (), writable: Path | None = None
+    loaded: LoadedJob, *, leader: str | None = None, run_folder: Path | None = None
 ) -> list[Finding]:
-    """What this node finds by itself about a job that is about to start here. Imports no torch.
+    """What this node finds by itself about a job that is about to start here. Imports no torch, takes no time.
 
-    `hosts`: the nodes, the leader first, where there are several and they are known. `writable`: the folder that the
-    run will write to, where it is not the default.
+    `leader`: the first node's name or address, where there are several nodes. `run_folder`: where the run will be.
     """
-    plan = plan_of(loaded, hosts=hosts, quick=True)
-    if writable is not None:
-        plan = type(plan).from_json({**plan.to_json(), "writable": str(writable)})
     node, token = socket.gethostname(), uuid.uuid4().hex
+    plan = plan_of(
+        loaded,
+        hosts=() if leader is None else (leader, node),
+        run_folder=run_folder,
+        quick=True,
+    )
     try:
         findings, _ = local_findings(plan, node, token)
     finally:
         storage.forget(plan, node, token)
-    return findings
+    return [
+        replace(found, level="info") if found.level == "bad" and found.check not in _CERTAIN else found
+        for found in findings
+    ]
 
 
 def refuse_bad(findings: Iterable[Finding], language: Language = "en") -> None:

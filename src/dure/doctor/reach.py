@@ -54,10 +54,8 @@ class Line:
 
     def ask(self, question: str, deadline_seconds: float, **values: Any) -> Any:
         """The answer to a question; raises Unreached when there is none in time."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps({"ask": question, **values}) + "\n")
-            self._process.stdin.flush()
+            self.say(json.dumps({"ask": question, **values}))
         except OSError:
             raise Unreached(self._why("hung up")) from None
         reply = json.loads(self._next(time.monotonic() + deadline_seconds, deadline_seconds))
@@ -65,10 +63,20 @@ class Line:
             raise Unreached(str(reply["error"]))
         return reply["answer"]
 
-    def close(self) -> None:
-        """End the conversation; the node's part takes its marks away, and ends."""
+    def say(self, text: str) -> None:
+        """Send one line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{text}\n")
+        self._process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Say no more: the node's part takes its marks away, and ends."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
+
+    def close(self) -> None:
+        """End the conversation."""
+        self.hang_up()
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -100,12 +108,19 @@ class Line:
         return f"{what}: {lines[-1]}" if lines else what
 
 
-def line_to(host: Host | None, node: str, python: str | None) -> Line:
-    """Start the doctor's part on a host; None: here."""
-    part = [(None if host is None else python) or sys.executable, "-m", "dure", "doctor", "--serve"]
-    if host is None:
-        return Line(node, part)
+def line_to(host: Host | None, node: str, python: str | None, image_order: str | None = None) -> Line:
+    """Start the doctor's part on a host (None: here), in an image if there is an order to go into one."""
+    part = [(None if host is None else python) or sys.executable, "-m", "dure", "doctor"]
+    part.append("--serve" if image_order is None else "--serve-inside")
+    line = Line(node, part if host is None else _on_host(host, part))
+    if image_order is not None:
+        with contextlib.suppress(OSError):  # it has ended; waiting for it says so
+            line.say(image_order)
+    return line
+
+
+def _on_host(host: Host, part: list[str]) -> list[str]:
     # The same code at the same path, where it is told by the environment: what differs there is for the checks.
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if paths else os.environ
-    return Line(node, host.command(part, "/", environment))
+    return host.command(part, "/", environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from dure.doctor.examine import Examination, examine
 from dure.doctor.finding import Finding
+from dure.doctor.inside import order_of
 from dure.doctor.plan import plan_of, plan_without_job
 from dure.doctor.words import HEADINGS, TITLES, fix_of, value_of
 from dure.errors import PreflightFailed, UsageError
@@ -39,6 +41,7 @@ def run_doctor(
 ) -> None:
     """Examine the nodes of a job, print what was found, and raise PreflightFailed if anything is wrong."""
     language = chosen_language(lang)
+    image_order = None
     if job is None:
         if settings:
             raise UsageError("--set changes a job; name the job file too")
@@ -47,8 +50,12 @@ def run_doctor(
     else:
         loaded = load_job(job, parse_settings(settings), hosts=hosts)
         cluster = loaded.job.cluster
-        plan = plan_of(loaded, job, cluster.hosts, port=port)
-    found = examine(plan, cluster.ssh, cluster.python)
+        run_folder = None
+        if cluster.image is not None:
+            run_folder = Path(loaded.storage, "checkpoints", f".dure-doctor-{uuid.uuid4().hex[:8]}")
+            image_order = order_of(loaded, job.absolute(), run_folder)
+        plan = plan_of(loaded, job, cluster.hosts, port=port, run_folder=run_folder)
+    found = examine(plan, cluster, image_order)
     if as_json:
         print(json.dumps(as_object(found, language)))
     else:

@@ -74,6 +74,10 @@ Sentence = tuple[str, str]
 SENTENCES: dict[Language, dict[str, Sentence]] = {
     "en": {
         "reach.answers": ("answers", ""),
+        "reach.alone": (
+            "{looked} of the job's {wanted} nodes",
+            "name all of them: --hosts, or cluster.hosts",
+        ),
         "reach.silent": (
             "{reason}",
             "try `ssh {node} true`, and whether the same Python is at the same path there",
@@ -176,6 +180,7 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
     },
     "ko": {
         "reach.answers": ("응답함", ""),
+        "reach.alone": ("작업의 노드 {wanted}개 중 {looked}개", "--hosts나 cluster.hosts로 모두 알려 주세요"),
         "reach.silent": (
             "{reason}",
             "`ssh {node} true`가 되는지, 같은 경로에 같은 Python이 있는지 확인하세요",

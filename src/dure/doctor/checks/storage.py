@@ -39,7 +39,7 @@ def refuses(plan: Plan, node: str) -> Finding:
 def takes(plan: Plan, node: str, token: str) -> Finding:
     """Whether the folder that runs write to takes write, fsync and rename. The file stays until `forget`."""
     assert plan.writable is not None
-    folder = _existing(plan) if not plan.several else plan.writable
+    folder = _existing(plan) if plan.made_by_run else plan.writable
     try:
         write_whole(_mark(folder, token, node), token)
     except OSError as error:
@@ -97,7 +97,7 @@ def _free(folder: str) -> int:
 
 
 def _existing(plan: Plan) -> str:
-    """The written folder, or the nearest above it that is there: a run makes its own."""
+    """The written folder, or the nearest above it that is there."""
     path = Path(plan.writable or ".")
     while not path.is_dir() and path != path.parent:
         path = path.parent
