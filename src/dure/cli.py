@@ -97,6 +97,11 @@ def train(
             metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"
         ),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Start it on these hosts by ssh: a,b; the first leads.", show_default="the job's"),
+    ] = None,
+    attached: Annotated[bool, typer.Option("--attached", hidden=True)] = False,
     port: Port = 0,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
@@ -112,10 +117,23 @@ def train(
     from dure.job import load_job, parse_settings
     from dure.run_job import Start, nodes_of, run_job
 
-    loaded = load_job(job, parse_settings(settings or []), ranks, nodes)
+    loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
+    if loaded.job.cluster.hosts and node_rank is None and leader is None:
+        from dure.hosts.start import train_on_hosts
+
+        options = [f"--set={setting}" for setting in settings or []]
+        options += [f"--ranks={ranks}"] if ranks is not None else []
+        options += ["--json"] if as_json else []
+        options += [f"--lang={lang}"] if lang is not None else []
+        train_on_hosts(loaded, job, options, run_dir, fresh=fresh)
+        return
+    if attached:
+        from dure.hosts.attached import obey_input
+
+        obey_input(loaded.job.cluster.lost_seconds)
     start = Start(run_dir, fresh=fresh, port=port)
     run_job(loaded, start, nodes_of(loaded, node_rank, leader), as_json=as_json, lang=lang)
 

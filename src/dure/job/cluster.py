@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -34,6 +35,8 @@ class Cluster(Section):
     """Names or addresses of the nodes, for ssh; the first is the leader."""
     ssh: str = "ssh"
     """The ssh command, with options if there are any."""
+    python: str | None = None
+    """The interpreter on the hosts that dure is installed for; the path of the one here when not given."""
     interface: str | None = None
     """The network interface that ranks talk over; when not given, the one of the route to the leader."""
     image: str | None = None
@@ -55,6 +58,15 @@ class Cluster(Section):
                 f"cluster.min_nodes is {self.min_nodes}, more than cluster.nodes, which is {self.nodes}; turn "
                 "them round"
             )
+        if self.hosts and len(self.hosts) != self.nodes:
+            raise ValueError(
+                f"cluster.nodes is {self.nodes}, but cluster.hosts has {len(self.hosts)}: name all of them"
+            )
+        odd = next(
+            (host for host in self.hosts if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", host)), None
+        )
+        if odd is not None:
+            raise ValueError(f"cluster.hosts has {odd!r}, which is no name of a host")
         if self.hosts and len(set(self.hosts)) != len(self.hosts):
             raise ValueError(f"cluster.hosts names a host twice: {', '.join(self.hosts)}")
         return self

@@ -66,9 +66,10 @@ def load_job(
     settings: Mapping[str, str] | None = None,
     ranks: int | None = None,
     nodes: str | None = None,
+    hosts: str | None = None,
 ) -> LoadedJob:
     """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
-    `ranks` and `nodes` (options of their own) beat them."""
+    `ranks`, `nodes` and `hosts` (options of their own) beat them."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -87,6 +88,10 @@ def load_job(
         given["team.ranks"] = (ranks, f"--ranks {ranks}")
     if nodes is not None:
         given |= _range("cluster.nodes", "cluster.min_nodes", "--nodes", nodes)
+    if hosts is not None:
+        names = [name.strip() for name in hosts.split(",") if name.strip()]
+        given["cluster.hosts"] = (names, f"--hosts {hosts}")
+        given.setdefault("cluster.nodes", (len(names), f"--hosts {hosts}"))
     for dotted, (value, source) in given.items():
         _put(raw, dotted, value)
         sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}

@@ -216,6 +216,8 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
 
 
 def _import_torch() -> None:
+    # Not for the ranks, whose environment is made already: a store whose clients have no names is nothing to warn of.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     collecting = gc.isenabled()
     gc.disable()  # an import only makes objects that stay
     try:

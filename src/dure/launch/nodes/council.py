@@ -35,7 +35,7 @@ from dure.launch.patience import Patience, Restart
 
 LEADER = 0
 _BETTER_CAUSE_SECONDS = 4.0
-_LAST_CALL_SECONDS = 10.0
+_LAST_CALL_SECONDS = 5.0
 
 Letters = list[tuple[int, Message]]
 """(node, message to it)."""
@@ -160,7 +160,8 @@ class Council:
 
     def missing(self) -> str:
         """For whom the run waits, in words; "" when for nobody."""
-        if self._phase is not _Phase.GATHERING:
+        enough = self._team > 0 and len(self.members) >= self.terms.fewest
+        if self._phase is not _Phase.GATHERING or enough:
             return ""
         absent = [str(node) for node in range(self.terms.nodes) if node not in self.members]
         return (
