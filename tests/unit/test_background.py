@@ -1,4 +1,4 @@
-"""Work beside the step: one thing at a time, at a lower priority, and its errors are not lost."""
+"""Work beside the step: one thing at a time, at a lower priority where asked, and its errors are not lost."""
 
 import os
 import threading
@@ -10,8 +10,9 @@ from dure.checkpoint.background import Background
 from dure.checkpoint.pages import make_present
 
 
-def test_it_is_done_in_one_thread_that_gives_way_to_training():
-    background, found = Background("test"), []
+@pytest.mark.parametrize("gives_way", [True, False])
+def test_it_is_done_in_one_thread_that_may_give_way_to_training(gives_way):
+    background, found = Background("test", gives_way=gives_way), []
 
     def look():
         found.append((threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
@@ -23,7 +24,7 @@ def test_it_is_done_in_one_thread_that_gives_way_to_training():
     assert len(set(found)) == 1
     thread, priority = found[0]
     assert thread != threading.get_native_id()
-    assert priority > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert (priority > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) is gives_way
 
 
 def test_a_wait_has_a_deadline_and_one_thing_is_done_at_a_time():

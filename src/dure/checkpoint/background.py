@@ -1,4 +1,4 @@
-"""Work that a step must not wait for: one thing at a time, in a thread that gives way to training."""
+"""Work that a step must not wait for: one thing at a time, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable
 
 _NICE = 10
-"""Ranks that train together wait for the last: what can be done in between must not take a core from one of them."""
 
 
 class Background:
     """A thread that is there for as long as the process, so that beginning something costs no more than saying so."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, gives_way: bool = False) -> None:
+        """`gives_way`: at a lower priority than training. For work outside of Python only: a thread that waits for a core
+        with Python's lock in its hand would keep training waiting too."""
         self._name = name
+        self._gives_way = gives_way
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._free = threading.Event()
         self._free.set()
@@ -50,8 +52,9 @@ class Background:
         return True
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # not allowed here: then it does not give way
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        if self._gives_way:
+            with contextlib.suppress(OSError):  # not allowed here
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             call = self._calls.get()
             began = time.thread_time()

@@ -78,7 +78,7 @@ class Keeping:
         self._note = note
         self.keeper = self._keeper()
         self.memory = self._memory_tier()
-        self._readying = Background("memory for states")
+        self._readying = Background("memory for states", gives_way=True)
 
     def resume(self) -> None:
         """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
