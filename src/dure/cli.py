@@ -254,7 +254,7 @@ def drill(
         say=lambda text: print(f"dure: drill: {text}", file=sys.stderr, flush=True),
     )
     print_figures(room, figures, as_json)
-    if not figures["same_bits"]:
+    if any(fault["same_bits"] is False for fault in figures["faults"]):
         raise typer.Exit(3)
 
 
