@@ -185,14 +185,20 @@ def demo(
     storage: Annotated[Path, typer.Option(help="The shared-storage folder to draw the photos into.")] = Path(
         "shared"
     ),
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Only lay out the storage, with the same job for two nodes.")
+    ] = False,
     run_dir: RunDir = None,
     as_json: Json = False,
     lang: Lang = None,
 ) -> None:
     """Draw 400 photos of cats and of things that are not, train a small CNN on 4 ranks, show what happened."""
-    from dure.demo import prepare
+    from dure.demo import prepare, prepare_cluster
     from dure.run_job import Start, run_job
 
+    if cluster:
+        print(prepare_cluster(storage))
+        return
     run_job(prepare(storage, ranks), Start(run_dir), None, as_json=as_json, lang=lang)
 
 
