@@ -1,6 +1,9 @@
 """What all tests share."""
 
+import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -20,3 +23,15 @@ def storage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     prepare(folder, 4)
     return folder
+
+
+@pytest.fixture(scope="session")
+def script_alone(storage):
+    """The fingerprint that `python ddp.py` ends with: one rank, which nobody launched."""
+    ran = subprocess.run(
+        [sys.executable, storage / "ddp.py"], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"epoch 0: loss 0\.\d+", ran.stdout)
+    (fingerprint,) = re.findall(r"rank 0 of 1: (\w{16})", ran.stdout)
+    return fingerprint

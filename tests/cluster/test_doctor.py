@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,8 +81,8 @@ def failed(found):
 
 def over(path, content):
     """Lay another file over one, on one node alone; and take it away."""
-    lay = f"printf {content!r} >/tmp/other; mount --bind /tmp/other {path}; mount -o remount,bind,ro {path}"
-    return lay, f"umount {path}"
+    lay = f"other=$(mktemp); printf {content!r} >$other; chmod 644 $other; mount --bind $other {path}"
+    return f"{lay}; mount -o remount,bind,ro {path}", f"umount {path}"
 
 
 INJECTED = {
@@ -163,6 +163,22 @@ INJECTED = {
 }
 
 
+TOGETHER = [
+    [
+        "another torch version",
+        "firewalled port",
+        "host name resolving to 127.x",
+        "/dev/shm of 64 MB",
+        "a different script digest",
+    ],
+    ["read-only mount writable", "checkpoints read-only", "wrong interface"],
+    ["storage not mounted"],
+    ["a full disk"],
+    ["a folder that is not shared"],
+]
+"""What can be wrong at once, so that a few looks find all; `make soak` looks for each alone."""
+
+
 def test_nodes_as_the_documents_draw_them_pass_and_nothing_is_left(lab):
     found, said = doctor(lab, "--set", "cluster.interface=eth0")
     assert failed(found) == set()
@@ -181,18 +197,27 @@ def test_nodes_as_the_documents_draw_them_pass_and_nothing_is_left(lab):
         assert "doctor --serve" not in run(lab, node, "ps", "-e", "-o", "args").stdout
 
 
-@pytest.mark.parametrize("name", INJECTED)
-def test_the_doctor_finds_and_names(lab, name):
-    (script, undo), expected, words = INJECTED[name]
-    with wrong(lab, "node1", script, undo):
+def test_everything_that_can_be_wrong_is_looked_for():
+    assert sorted(name for names in TOGETHER for name in names) == sorted(INJECTED)
+
+
+ALONE = [pytest.param([name], marks=pytest.mark.soak) for names in TOGETHER[:2] for name in names]
+
+
+@pytest.mark.parametrize("names", [*TOGETHER, *ALONE])
+def test_the_doctor_finds_and_names(lab, names):
+    with ExitStack() as undone:
+        for name in names:
+            undone.enter_context(wrong(lab, "node1", *INJECTED[name][0]))
         found, said = doctor(lab, "--set", "cluster.interface=eth0")
-    assert failed(found) == expected
+    assert failed(found) == set().union(*(INJECTED[name][1] for name in names))
     assert found["bad_nodes"] == ["node1"]
     assert "preflight failed on node1: " in said
     told = [
         f"{finding['value']} {finding['fix']}" for finding in found["findings"] if finding["level"] == "bad"
     ]
-    assert any(words in text for text in told), told
+    for name in names:
+        assert any(INJECTED[name][2] in text for text in told), (name, told)
 
 
 def test_a_node_that_cannot_be_reached_is_named_and_the_others_are_looked_at(lab):

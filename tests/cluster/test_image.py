@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import EXAMPLES, dure, train
+from alone import train_alone
+from commands import EXAMPLES, dure
 
 from dure.errors import JobError
 from dure.image.contents import Entry
@@ -151,14 +152,14 @@ def test_same_inputs_same_digest_and_another_byte_another(tmp_path):
 
 
 def test_training_inside_gives_the_bits_of_training_outside(shared, tmp_path):
-    outside = train(shared / "cnn_batchnorm.toml", tmp_path / "run", "--ranks", 2).summary
+    outside = train_alone(shared / "cnn_batchnorm.toml", tmp_path / "run")
     loaded, run = job_in(shared), shared / "checkpoints" / "run-1"
     arguments = ["train", str(shared / "cnn_batchnorm.toml"), "--ranks", "2", "--run-dir", str(run), "--json"]
     line = command_inside(loaded, run, arguments)
     ran = ended(line, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert ran.returncode == 0, ran.stderr
     inside = json.loads(ran.stdout.splitlines()[-1])
-    assert inside["weights_sha256"] == outside["weights_sha256"]
+    assert inside["weights_sha256"] == outside.weights_sha256
     assert list((run / "checkpoints").iterdir())
 
 
@@ -293,23 +294,33 @@ def test_kill_9_leaves_no_process_and_no_mount(image, way):
     wait_until(lambda: not loops_of(image))
 
 
-@pytest.mark.parametrize("way", ["unpack", "squashfuse"])
-def test_a_user_who_is_not_root_runs_it_too(image, tmp_path, way):
-    """With an interpreter that the user may read: the image's own, unpacked."""
+@pytest.fixture(scope="module")
+def cache(image, tmp_path_factory):
+    """A cache with the image unpacked, as its first run left it; it belongs to a user who is not root."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user takes root")
-    if way == "squashfuse" and (shutil.which("squashfuse") is None or not os.path.exists("/dev/fuse")):
-        pytest.skip("squashfuse or /dev/fuse is not here")
-    for folder in [tmp_path, *tmp_path.parents][:3]:
+    place = tmp_path_factory.mktemp("user")
+    for folder in [place, *place.parents][:3]:
         folder.chmod(folder.stat().st_mode | 0o055)
-    cache, devices = tmp_path / "cache", tmp_path / "devices"
+    cache = place / "cache"
     cache.mkdir()
-    devices.mkdir()
-    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
     first = run_in(image, "id", "-u", options=["--way", "unpack"], XDG_CACHE_HOME=str(cache))
     assert (first.code, first.out) == (0, "0\n"), first.err
-    (tree,) = [path for path in (cache / "dure" / "images").iterdir() if path.is_dir()]
     ended(["chown", "-R", f"{NOBODY}:{NOBODY}", str(cache)])
+    return cache
+
+
+@pytest.mark.parametrize("way", ["unpack", "squashfuse"])
+def test_a_user_who_is_not_root_runs_it_too(image, cache, tmp_path, way):
+    """With an interpreter that the user may read: the image's own, unpacked."""
+    if way == "squashfuse" and (shutil.which("squashfuse") is None or not os.path.exists("/dev/fuse")):
+        pytest.skip("squashfuse or /dev/fuse is not here")
+    devices = tmp_path / "devices"
+    devices.mkdir()
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+    (tree,) = [
+        path for path in (cache / "dure" / "images").iterdir() if path.is_dir() and path.name != "mounted"
+    ]
     # A /dev/fuse that this user may open, as most distributions have it; seen by this command alone.
     enter = """
         mount -t tmpfs none "$1" && mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse

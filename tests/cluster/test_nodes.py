@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+from alone import train_alone
 from commands import dure, train
 from nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
 
@@ -36,7 +37,7 @@ def lab(storage):
 def weights(storage, tmp_path_factory):
     """The job's weights after all its steps, trained on one rank, without any of it."""
     job = put_job(storage, STEPS)
-    return train(job, tmp_path_factory.mktemp("alone") / "run", "--ranks", 1).summary["weights_sha256"]
+    return train_alone(job, tmp_path_factory.mktemp("alone") / "run").weights_sha256
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import EXAMPLES, dure, train
+from alone import train_alone
+from commands import EXAMPLES, dure
 
 from dure.errors import UsageError
 from dure.run_folder import RunFolder
@@ -171,8 +172,7 @@ def undisturbed(tmp_path_factory):
     """The weights of the job on one rank, without Slurm."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "job.toml").write_text(JOB)
-    ran = train(folder / "job.toml", folder / "run", "--nodes", 1, "--ranks", 1)
-    return ran.summary["weights_sha256"]
+    return train_alone(folder / "job.toml", folder / "run").weights_sha256
 
 
 def step_of(run):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from alone import train_alone
 from commands import dure, train
 
 from dure.errors import DureError
@@ -188,16 +189,14 @@ def test_a_port_in_use(job, tmp_path):
         fails(train(job, tmp_path / "run", "--port", port), 2, str(port))
 
 
-def test_a_run_folder_that_is_taken_is_left_alone_when_nothing_is_saved_to_go_on_from(job, tmp_path):
+def test_a_run_folder_is_left_alone_and_events_that_cannot_be_written_do_not_stop_training(job, tmp_path):
+    """A taken folder from which nothing can go on, for nothing is saved there; beside it a run that goes wrong."""
     nothing = ("--set", "checkpoint.every_seconds=0")
-    assert train(job, tmp_path / "run", *nothing).code == 0
-    before = (tmp_path / "run" / "summary.json").read_bytes()
-    fails(train(job, tmp_path / "run", *nothing), 2, "holds a run already")
-    assert (tmp_path / "run" / "summary.json").read_bytes() == before
+    whole = train(job, tmp_path / "whole", *nothing).summary
+    before = (tmp_path / "whole" / "summary.json").read_bytes()
+    fails(train(job, tmp_path / "whole", *nothing), 2, "holds a run already")
+    assert (tmp_path / "whole" / "summary.json").read_bytes() == before
 
-
-def test_events_that_cannot_be_written_do_not_stop_training(job, tmp_path):
-    whole = train(job, tmp_path / "whole").summary
     (tmp_path / "run" / "events" / "rank-1.jsonl").mkdir(parents=True)  # not a file to write into
     summary = train(job, tmp_path / "run").summary
     assert summary["weights_sha256"] == whole["weights_sha256"]
@@ -208,14 +207,14 @@ def test_events_that_cannot_be_written_do_not_stop_training(job, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
 def test_a_full_disk_does_not_stop_training(job, tmp_path):
-    whole = train(job, tmp_path / "whole", "--set", "train.epochs=40").summary
+    whole = train_alone(job, tmp_path / "whole", {"train.epochs": "40"})
     (tmp_path / "run").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=72k", "tmpfs", tmp_path / "run"], check=True)
     try:
         ended = train(job, tmp_path / "run", "--set", "train.epochs=40")
     finally:
         subprocess.run(["umount", tmp_path / "run"], check=True)
-    assert ended.summary["weights_sha256"] == whole["weights_sha256"]
+    assert ended.summary["weights_sha256"] == whole.weights_sha256
     assert ended.summary["completely_recorded"] is False
     assert "No space left" in ended.err
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from alone import train_alone
 from commands import EXAMPLES, dure
 
 from dure.drill.faults import FAULTS
@@ -31,8 +32,8 @@ def job(storage, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(job, tmp_path_factory):
-    ended = dure("train", job, "--run-dir", tmp_path_factory.mktemp("runs") / "run", "--json", *SHORT)
-    return ended.summary["weights_sha256"]
+    """The weights when nothing happens, from one rank."""
+    return train_alone(job, tmp_path_factory.mktemp("runs") / "run", {"train.epochs": "2"}).weights_sha256
 
 
 def train_and_kill(job, folder, kills, *arguments):

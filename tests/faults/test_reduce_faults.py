@@ -65,7 +65,7 @@ def check(seed, tmp_path):
     return {rank: float(at) - killed_at for rank, (at, _) in told.items()}
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_rank_killed_in_a_reduce_is_named_by_the_others(seed, tmp_path):
     print(check(seed, tmp_path))
 
@@ -73,7 +73,7 @@ def test_a_rank_killed_in_a_reduce_is_named_by_the_others(seed, tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_fifty_kills_at_random_moments(tmp_path):
-    for seed in range(5, 50):
+    for seed in range(2, 52):
         folder = tmp_path / str(seed)
         folder.mkdir()
         print(seed, check(seed, folder))

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import resource
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -45,33 +46,47 @@ def plain_tree_sum(leaves, scale, bf16):
 
 def trials(count, seed, wire="fp32", transport="auto"):
     """Entry point: `count` random reduces; returns how many were not the plain sum's bits."""
-    wrong = []
-    ranks = int(os.environ["WORLD_SIZE"])
-    with dure.start(shards=16, wire=wire, transport=transport) as team:
-        exchanger = team.exchanger()
-        dice = random.Random(seed)
-        for trial in range(count):
-            shards = 16
-            active = dice.randint(1, shards)
-            numel = HUGE if trial % 200 == 199 else dice.choice(SIZES)
-            dtype = torch.float64 if trial % 7 == 0 and wire == "fp32" else torch.float32
-            scale = 1.0 / dice.randint(1, 1000)
-            shape = Pieces.of_step(ranks, shards, active)
-            buffer = torch.zeros(numel, dtype=dtype)
-            room = exchanger.room(trial % 3, buffer)
-            pieces = shape.by_rank[team.rank]
-            for position, piece in enumerate(pieces):
-                target = room.out if position == len(pieces) - 1 else room.extra(position)
-                leaves = [leaf(trial, shard, numel, dtype) for shard in piece]
-                target.copy_(_subtree(leaves, piece, active, wire))
-            exchanger.exchange(room, shape, scale)
-            expected = plain_tree_sum(
-                [leaf(trial, s, numel, dtype) for s in range(active)], scale, wire == "bf16"
+    return trials_of([(count, seed, wire, transport)])[0]
+
+
+def trials_of(cases):
+    """Entry point: several rounds of trials in one process; a team stays until the end, for leaving ends them all."""
+    with ExitStack() as teams:
+        return [
+            _trials(
+                teams.enter_context(dure.start(shards=16, wire=wire, transport=transport)), count, seed, wire
             )
-            if not torch.equal(room.out, expected):
-                wrong.append((trial, numel, active))
-        exchanger.close()
-        assert shards_of_rank(team.rank, ranks, 16)
+            for count, seed, wire, transport in cases
+        ]
+
+
+def _trials(team, count, seed, wire):
+    wrong = []
+    ranks = team.world.size
+    exchanger = team.exchanger()
+    dice = random.Random(seed)
+    for trial in range(count):
+        shards = 16
+        active = dice.randint(1, shards)
+        numel = HUGE if trial % 200 == 199 else dice.choice(SIZES)
+        dtype = torch.float64 if trial % 7 == 0 and wire == "fp32" else torch.float32
+        scale = 1.0 / dice.randint(1, 1000)
+        shape = Pieces.of_step(ranks, shards, active)
+        buffer = torch.zeros(numel, dtype=dtype)
+        room = exchanger.room(trial % 3, buffer)
+        pieces = shape.by_rank[team.rank]
+        for position, piece in enumerate(pieces):
+            target = room.out if position == len(pieces) - 1 else room.extra(position)
+            leaves = [leaf(trial, shard, numel, dtype) for shard in piece]
+            target.copy_(_subtree(leaves, piece, active, wire))
+        exchanger.exchange(room, shape, scale)
+        expected = plain_tree_sum(
+            [leaf(trial, s, numel, dtype) for s in range(active)], scale, wire == "bf16"
+        )
+        if not torch.equal(room.out, expected):
+            wrong.append((trial, numel, active))
+    exchanger.close()
+    assert shards_of_rank(team.rank, ranks, 16)
     return wrong
 
 
@@ -85,36 +100,40 @@ def _subtree(leaves, piece, active, wire):
     return sums[0]
 
 
-def many(count):
-    """Entry point: many reduces of three buckets; returns memory and descriptors at several moments."""
+def many_then_rebuilds(count, rebuilt):
+    """Entry point: both, one after the other."""
     with dure.start() as team:
-        exchanger = team.exchanger()
-        shape = Pieces.of_step(team.world.size, 8, 8)
-        buffers = [torch.ones(10_000), torch.ones(33), torch.ones(100_000)]
-        seen = []
-        for turn in range(count):
-            room = exchanger.room(turn % 3, buffers[turn % 3])
-            exchanger.exchange(room, shape, 0.5)
-            exchanger.total(torch.zeros(2, 8, dtype=torch.float64))
-            if turn % (count // 10) == count // 10 - 1:
-                gc.collect()
-                seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
-        exchanger.close()
-        return seen
+        return _many(team, count), _rebuilds(team, rebuilt)
 
 
-def rebuilds(count):
-    """Entry point: buckets made anew again and again, as DDP's rebuild does; memory must not grow."""
-    with dure.start() as team:
-        exchanger = team.exchanger()
-        shape = Pieces.of_step(team.world.size, 8, 8)
-        seen = []
-        for _ in range(count):
-            room = exchanger.room(0, torch.ones(1_000_000))
-            exchanger.exchange(room, shape, 1.0)
+def _many(team, count):
+    """Many reduces of three buckets; returns memory and descriptors at several moments."""
+    exchanger = team.exchanger()
+    shape = Pieces.of_step(team.world.size, 8, 8)
+    buffers = [torch.ones(10_000), torch.ones(33), torch.ones(100_000)]
+    seen = []
+    for turn in range(count):
+        room = exchanger.room(turn % 3, buffers[turn % 3])
+        exchanger.exchange(room, shape, 0.5)
+        exchanger.total(torch.zeros(2, 8, dtype=torch.float64))
+        if turn % (count // 10) == count // 10 - 1:
+            gc.collect()
             seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
-        exchanger.close()
-        return seen
+    exchanger.close()
+    return seen
+
+
+def _rebuilds(team, count):
+    """Buckets made anew again and again, as DDP's rebuild does; memory must not grow."""
+    exchanger = team.exchanger()
+    shape = Pieces.of_step(team.world.size, 8, 8)
+    seen = []
+    for _ in range(count):
+        room = exchanger.room(0, torch.ones(1_000_000))
+        exchanger.exchange(room, shape, 1.0)
+        seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
+    exchanger.close()
+    return seen
 
 
 def _resident():

@@ -172,8 +172,8 @@ def cannot_share(*_):
     raise OSError("no shared memory today")
 
 
-def train_variants():
-    """Entry point of a rank: what else must not change a bit; (without, with) sharding by name."""
+def train_variants(team):
+    """What else must not change a bit; (without, with) sharding by name."""
 
     def both(**options):
         return [
@@ -181,38 +181,36 @@ def train_variants():
         ]
 
     found = {}
-    with dure.start(seed=5, shards=4) as team:
-        found["no clipping"] = both(clip_norm=None)
-        found["unused"] = [
-            train(team, momentum, shard=shard, model=LargeBranches, find_unused=True)
-            for shard in (False, True)
-        ]
-        for name, options in {
-            "own gradients": {},
-            "own gradients, one memory": {"share_weights": True},
-            "own gradients, steps not applied": {"twice": True},
-        }.items():
-            found[name] = both(clip_norm=None, own_gradients=True, **options)
-        found["own gradients, unused"] = [
-            train(
-                team,
-                momentum,
-                shard=shard,
-                model=LargeBranches,
-                find_unused=True,
-                clip_norm=None,
-                own_gradients=True,
-            )
-            for shard in (False, True)
-        ]
-        found["weights written in between"] = both(after_step=clamp)
-        sharded.SharedBoxes = sharded.NodeMemory = cannot_share
-        found["over Gloo"] = both(share_weights=True)
+    found["no clipping"] = both(clip_norm=None)
+    found["unused"] = [
+        train(team, momentum, shard=shard, model=LargeBranches, find_unused=True) for shard in (False, True)
+    ]
+    for name, options in {
+        "own gradients": {},
+        "own gradients, one memory": {"share_weights": True},
+        "own gradients, steps not applied": {"twice": True},
+    }.items():
+        found[name] = both(clip_norm=None, own_gradients=True, **options)
+    found["own gradients, unused"] = [
+        train(
+            team,
+            momentum,
+            shard=shard,
+            model=LargeBranches,
+            find_unused=True,
+            clip_norm=None,
+            own_gradients=True,
+        )
+        for shard in (False, True)
+    ]
+    found["weights written in between"] = both(after_step=clamp)
+    sharded.SharedBoxes = sharded.NodeMemory = cannot_share
+    found["over Gloo"] = both(share_weights=True)
     return found
 
 
-def refusals():
-    """Entry point of a rank: what a sharded optimizer does not take, and how it says so."""
+def refusals(team):
+    """What a sharded optimizer does not take, and how it says so."""
     told = {}
 
     def note(name, act):
@@ -221,29 +219,35 @@ def refusals():
         except dure.errors.DureError as error:
             told[name] = f"{type(error).__name__}: {error}"
 
-    with dure.start(seed=5, shards=4) as team:
-        module = nn.Sequential(nn.Linear(40, 200), nn.Linear(200, 40))
-        model = team.replicate(module)
-        weights = [p for p in module.parameters() if p.dim() == 2]
-        for kind in (O.Adafactor, O.Muon, O.SparseAdam):
-            note(kind.__name__, lambda kind=kind: team.shard_optimizer(model, kind(weights)))
-        note("LBFGS", lambda: team.shard_optimizer(model, O.LBFGS(weights)))
+    module = nn.Sequential(nn.Linear(40, 200), nn.Linear(200, 40))
+    model = team.replicate(module)
+    weights = [p for p in module.parameters() if p.dim() == 2]
+    for kind in (O.Adafactor, O.Muon, O.SparseAdam):
+        note(kind.__name__, lambda kind=kind: team.shard_optimizer(model, kind(weights)))
+    note("LBFGS", lambda: team.shard_optimizer(model, O.LBFGS(weights)))
 
-        class Mine(O.SGD):
-            pass
+    class Mine(O.SGD):
+        pass
 
-        note("Mine", lambda: team.shard_optimizer(model, Mine(weights)))
-        note("foreign", lambda: team.shard_optimizer(model, O.SGD([nn.Parameter(torch.ones(3))])))
-        shared = team.shard_optimizer(model, O.SGD(weights), share_weights=True)
-        with torch.no_grad():
-            module[1].weight.mul_(1.0)
-        note("written", shared.step)
-        note("some", lambda: team.shard_optimizer(model, O.SGD(weights), own_gradients=True))
-        optimizer = team.shard_optimizer(model, O.SGD(weights))
-        note("closure", lambda: optimizer.step(lambda: 0.0))
-        module[0].weight.data = module[0].weight.data.clone()
-        note("moved", optimizer.step)
+    note("Mine", lambda: team.shard_optimizer(model, Mine(weights)))
+    note("foreign", lambda: team.shard_optimizer(model, O.SGD([nn.Parameter(torch.ones(3))])))
+    shared = team.shard_optimizer(model, O.SGD(weights), share_weights=True)
+    with torch.no_grad():
+        module[1].weight.mul_(1.0)
+    note("written", shared.step)
+    note("some", lambda: team.shard_optimizer(model, O.SGD(weights), own_gradients=True))
+    optimizer = team.shard_optimizer(model, O.SGD(weights))
+    note("closure", lambda: optimizer.step(lambda: 0.0))
+    module[0].weight.data = module[0].weight.data.clone()
+    note("moved", optimizer.step)
     return told
+
+
+def variants_and_refusals():
+    """Entry point of a rank: both. The refusals first: the last variant takes shared memory away."""
+    with dure.start(seed=5, shards=4) as team:
+        told = refusals(team)
+        return train_variants(team), told
 
 
 def die_in_update(rank, ranks, port, victim):

@@ -25,9 +25,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def on_ranks(entry, ranks, tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    return run_team(f"plain:{entry}", (str(tmp_path),), ranks=ranks, folder=folder, hang_seconds=100)
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    """What each of four ranks found, by the name of the comparison."""
+    place = tmp_path_factory.mktemp("plain")
+    folder = RunFolder(place / "run")
+    return run_team("plain:all_three", (str(place),), ranks=4, folder=folder, hang_seconds=100)
 
 
 class Transformer(torch.nn.Module):
@@ -87,21 +90,21 @@ def test_one_rank_and_one_shard_is_a_plain_loop_bit_for_bit_for_100_steps(make, 
         assert torch.equal(value, theirs[name]), name
 
 
-def test_four_ranks_are_plain_ddp_with_a_distributed_sampler(tmp_path):
-    for rank, (moved, apart, ids) in enumerate(on_ranks("one_sgd_step", 4, tmp_path)):
+def test_four_ranks_are_plain_ddp_with_a_distributed_sampler(four_ranks):
+    for rank, (moved, apart, ids) in enumerate(found["one_sgd_step"] for found in four_ranks):
         print(f"rank {rank}: weights moved by up to {moved:.3g}, apart from DDP's by up to {apart:.3g}")
         assert moved > 1e-3
         assert apart < 1e-6
         assert ids == [tuple(range(rank, 64, 4))]
 
 
-def test_the_first_documents_averages(tmp_path):
-    for averages in on_ranks("document_averages", 4, tmp_path):
-        assert averages == pytest.approx([0.65, 0.25, 0.45], abs=1e-7)
+def test_the_first_documents_averages(four_ranks):
+    for found in four_ranks:
+        assert found["document_averages"] == pytest.approx([0.65, 0.25, 0.45], abs=1e-7)
 
 
-def test_the_second_documents_weights_on_every_one_of_four_ranks(tmp_path):
-    results = on_ranks("three_weights", 4, tmp_path)
+def test_the_second_documents_weights_on_every_one_of_four_ranks(four_ranks):
+    results = [found["three_weights"] for found in four_ranks]
     assert len(results) == 4
     for before, after in results:
         assert before == pytest.approx([0.5, 0.3, 0.2], abs=1e-7)

@@ -12,30 +12,41 @@ import features
 from dure.launch import run_team
 from dure.run_folder import RunFolder
 
+NAMES = tuple(sorted(set(features.FEATURES) - {"compiled"}))
+ON_EIGHT = ("accumulation", "batch smaller than the shards", "dropout and batchnorm", "unused in some shards")
+"""One shard a rank, with what depends most on who has which shard; `make soak` has all."""
+
+
+def train_on(ranks, names, folder):
+    return run_team("features:train_all", (names,), ranks=ranks, folder=RunFolder(folder), hang_seconds=100)
+
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Every feature on 1, 3 and 8 ranks: one team a number."""
-
-    def on(ranks):
-        folder = RunFolder(tmp_path_factory.mktemp(f"features-{ranks}"))
-        names = tuple(sorted(set(features.FEATURES) - {"compiled"}))
-        return run_team("features:train_all", (names,), ranks=ranks, folder=folder, hang_seconds=100)
-
-    return {ranks: on(ranks) for ranks in (1, 3, 8)}
+def alone():
+    """Every feature on one rank, in this process."""
+    return features.train_all(NAMES)
 
 
-@pytest.mark.parametrize("name", sorted(set(features.FEATURES) - {"compiled"}))
+@pytest.fixture(scope="module")
+def on_three(tmp_path_factory):
+    return train_on(3, NAMES, tmp_path_factory.mktemp("features-3"))
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.timeout(300)
-def test_the_same_bits_on_1_3_and_8_ranks(trained, name):
-    one = trained[1][0][name]
-    for ranks, results in trained.items():
-        assert [result[name] for result in results] == [one] * ranks
+def test_the_same_bits_on_1_and_3_ranks(alone, on_three, name):
+    assert [result[name] for result in on_three] == [alone[name]] * 3
 
 
-def test_features_differ_from_each_other(trained):
+@pytest.mark.parametrize("names", [ON_EIGHT, pytest.param(NAMES, marks=pytest.mark.soak)])
+@pytest.mark.timeout(300)
+def test_the_same_bits_on_8_ranks(alone, names, tmp_path):
+    assert train_on(8, names, tmp_path) == [{name: alone[name] for name in names}] * 8
+
+
+def test_features_differ_from_each_other(alone):
     """A feature that had no effect would prove nothing."""
-    results = {name: sha for name, (sha, _) in trained[1][0].items()}
+    results = {name: sha for name, (sha, _) in alone.items()}
     assert results.pop("loader workers") == results["plain"]
     assert len(set(results.values())) == len(results)
 

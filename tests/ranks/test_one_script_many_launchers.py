@@ -25,15 +25,6 @@ def fingerprints(output, ranks):
     return set(found.values())
 
 
-@pytest.fixture(scope="module")
-def alone(storage):
-    """`python ddp.py`: one rank."""
-    ran = run([sys.executable, storage / "ddp.py"])
-    (fingerprint,) = fingerprints(ran, 1)
-    assert re.search(r"epoch 0: loss 0\.\d+", ran)
-    return fingerprint
-
-
 def run(command, **env):
     ran = subprocess.run(
         list(map(str, command)),
@@ -47,16 +38,16 @@ def run(command, **env):
     return ran.stdout
 
 
-def test_under_dure_run(script, alone, tmp_path):
+def test_under_dure_run(script, script_alone, tmp_path):
     ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", "--epochs", 1)
     assert ended.code == 0, ended.err
-    assert fingerprints(ended.out, 4) == {alone}
+    assert fingerprints(ended.out, 4) == {script_alone}
     assert "rank 3 of 4" in (tmp_path / "run" / "logs" / "rank-3.log").read_text()
 
 
-def test_under_torchrun(script, alone):
+def test_under_torchrun(script, script_alone):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {alone}
+    assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {script_alone}
 
 
 def by_hand(script, rank, port, size):
@@ -72,12 +63,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_by_hand_in_several_terminals_as_the_document_draws_it(script, alone):
+def test_by_hand_in_several_terminals_as_the_document_draws_it(script, script_alone):
     port = free_port()
     ranks = [by_hand(script, rank, port, 3) for rank in (2, 0, 1)]
     told = [rank.communicate(timeout=110) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
-    assert fingerprints("".join(out for out, _ in told), 3) == {alone}
+    assert fingerprints("".join(out for out, _ in told), 3) == {script_alone}
 
 
 def test_by_hand_a_port_in_use_is_told(script):

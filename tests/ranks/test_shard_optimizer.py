@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import sharding
+from alone import train_alone
 from commands import EXAMPLES, train
 
 from dure.launch import run_team
@@ -61,9 +63,15 @@ def test_each_rank_holds_its_share_of_the_state_alone(trained, name, way):
     assert sum(parts) == pytest.approx(whole, rel=0.01)
 
 
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory):
+    """What else must not change a bit, and what is refused: one team for both, by rank."""
+    return team_of(3, "variants_and_refusals", (), tmp_path_factory.mktemp("varied"))
+
+
 @pytest.mark.timeout(300)
-def test_own_gradients_unused_weights_no_clipping_writes_in_between_and_gloo_change_nothing(tmp_path):
-    results = team_of(3, "train_variants", (), tmp_path)
+def test_own_gradients_unused_weights_no_clipping_writes_in_between_and_gloo_change_nothing(varied):
+    results = [variants for variants, _ in varied]
     shas = set()
     for name in results[0]:
         (without,) = {rank[name][0][:2] for rank in results}
@@ -74,8 +82,8 @@ def test_own_gradients_unused_weights_no_clipping_writes_in_between_and_gloo_cha
     )
 
 
-def test_what_cannot_be_sharded_is_refused_by_name(tmp_path):
-    told = team_of(2, "refusals", (), tmp_path)[0]
+def test_what_cannot_be_sharded_is_refused_by_name(varied):
+    told = varied[0][1]
     assert "Adafactor cannot be sharded: it keeps sums over whole rows" in told["Adafactor"]
     assert "Muon cannot be sharded: it makes whole matrices orthogonal" in told["Muon"]
     assert "LBFGS cannot be sharded: it needs all gradients at once" in told["LBFGS"]
@@ -94,7 +102,7 @@ def test_what_cannot_be_sharded_is_refused_by_name(tmp_path):
 def test_a_job_has_the_same_bits_and_the_same_recipe_with_sharding(tmp_path):
     job = EXAMPLES / "tiny_transformer.toml"
     short = ("--set", "train.epochs=1", "--set", "train.prove_every=5", "--ranks", 4)
-    plain = train(job, tmp_path / "plain", *short).summary
+    plain = asdict(train_alone(job, tmp_path / "plain", {"train.epochs": "1"}))
     sharded = train(job, tmp_path / "sharded", *short, "--set", "train.shard_optimizer=true").summary
     for same in ("weights_sha256", "recipe", "loss", "steps"):
         assert sharded[same] == plain[same]

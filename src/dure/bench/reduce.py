@@ -19,7 +19,7 @@ from dure.bench.two_nodes import TwoNodes
 from dure.errors import UsageError
 from dure.lab.network import bits_per_second
 from dure.launch import run_team
-from dure.launch.team import TORCH
+from dure.launch.team import TORCH_WITH_DDP
 from dure.run_folder import RunFolder
 
 SIZES = (0.0625, 1.0, 25.0, 100.0)
@@ -66,7 +66,7 @@ def bench_reduce(
                 beside.enter_context(openmpi.beside(Path(temporary), ranks))
             args = (list(mib), rounds, wire, temporary if has_openmpi else None)
             results = run_team(
-                entry, args, ranks=ranks, folder=folder, hang_seconds=HANG_SECONDS, preload=TORCH
+                entry, args, ranks=ranks, folder=folder, hang_seconds=HANG_SECONDS, preload=TORCH_WITH_DDP
             )
         else:
             pair = beside.enter_context(TwoNodes(rate))

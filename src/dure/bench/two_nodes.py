@@ -32,7 +32,7 @@ from dure.launch.failure import rank_failed, settled_cause
 from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
-from dure.launch.team import TORCH, forget_last_run
+from dure.launch.team import TORCH_WITH_DDP, forget_last_run
 from dure.run_folder import RunFolder
 
 HOSTS = tuple(node_name(number) for number in range(2))
@@ -92,7 +92,7 @@ class TwoNodes:
         ranks_per_node: int = 4,
         folder: RunFolder,
         deadline_seconds: float = 600.0,
-        preload: Sequence[str] = TORCH,
+        preload: Sequence[str] = TORCH_WITH_DDP,
     ) -> list[object]:
         """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 

@@ -1,0 +1,14 @@
+"""A job on one rank, in the test's own process: what the runs of many ranks are compared with."""
+
+from dure.job import load_job
+from dure.run_folder import RunFolder
+
+
+def train_alone(job, folder, settings=None):
+    """Train a job as a team of one; returns the rank's result. Nothing is launched, which saves the start."""
+    from dure.train import run_rank
+
+    loaded = load_job(job, {"data.workers": "0", **(settings or {})}, ranks=1, nodes="1")
+    run = RunFolder(folder)
+    run.create()
+    return run_rank(loaded.to_json(), str(run.path))
