@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from dure.bench.commands import Json, bench, print_figures
-from dure.errors import DureError, RankFailed, UsageError
+from dure.doctor.commands import doctor
+from dure.errors import DureError, RankFailed
 from dure.image.commands import image
+from dure.lab.commands import lab
+from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
     from dure.job import LoadedJob
-    from dure.run_folder import RunFolder
 
 app = typer.Typer(
     name="dure",
@@ -33,6 +34,7 @@ app = typer.Typer(
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
+    dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -56,13 +58,29 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(doctor)
 app.add_typer(image, name="image")
+app.add_typer(lab, name="lab")
+add_slurm_to(app)
 
-Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that train together: 8, or 2:8 to go on with fewer, down to 2, when some cannot be kept alive.",
+        show_default="the job's",
+    ),
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
 ]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
+NodeRank = Annotated[
+    int | None, typer.Option(help="Which of the nodes this is, from 0, the leader.", show_default="none")
+]
+Leader = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"),
+]
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
 
 
@@ -83,6 +101,17 @@ def train(
         bool,
         typer.Option("--fresh", help="Start anew; an earlier run in --run-dir is moved aside, not deleted."),
     ] = False,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="Machines that train together, or MIN:MAX of them.", show_default="the job's"),
+    ] = None,
+    node_rank: NodeRank = None,
+    leader: Leader = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="Start it on these hosts by ssh: a,b; the first leads.", show_default="the job's"),
+    ] = None,
+    attached: Annotated[bool, typer.Option("--attached", hidden=True)] = False,
     port: Port = 0,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
@@ -95,13 +124,34 @@ def train(
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
     run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
     """
-    from dure.job import load_job
+    from dure.image.enter import digest_inside
+    from dure.job import load_job, parse_settings
+    from dure.run_job import Start, nodes_of, run_job, train_inside
 
-    loaded = load_job(job, _settings(settings or []), ranks)
+    loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
-    run_job(loaded, run_dir, port=port, as_json=as_json, lang=lang, fresh=fresh)
+    options = [f"--set={setting}" for setting in settings or []]
+    options += [f"--ranks={ranks}"] if ranks is not None else []
+    options += ["--json"] if as_json else []
+    options += [f"--lang={lang}"] if lang is not None else []
+    if loaded.job.cluster.hosts and node_rank is None and leader is None:
+        from dure.hosts.start import train_on_hosts
+
+        train_on_hosts(loaded, job, options, run_dir, fresh=fresh)
+        return
+    start, here = Start(run_dir, fresh=fresh, port=port), nodes_of(loaded, node_rank, leader)
+    if loaded.job.cluster.image is not None and digest_inside() is None:
+        own = [f"--nodes={nodes}"] if nodes is not None else []
+        own += [f"--node-rank={node_rank}", f"--leader={leader}"] if here is not None else []
+        own += [f"--port={port}", *(["--attached"] if attached else [])]
+        train_inside(loaded, job, [*options, *own], start, here)
+    if attached:
+        from dure.hosts.attached import obey_input
+
+        obey_input(loaded.job.cluster.lost_seconds)
+    run_job(loaded, start, here, as_json=as_json, lang=lang)
 
 
 @app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
@@ -115,16 +165,24 @@ def run(
     cold: Annotated[
         bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
     ] = False,
+    nodes: Annotated[int, typer.Option(help="Machines that run it together, each with so many ranks.")] = 1,
+    node_rank: NodeRank = None,
+    leader: Leader = None,
     run_dir: RunDir = None,
     port: Port = 0,
 ) -> None:
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once."""
     from dure.launch import run_script
+    from dure.run_job import new_run, nodes_of_script, run_script_on_nodes
 
-    folder = _new_run(run_dir, Path(target).stem)
-    code = run_script(
-        target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
-    )
+    with new_run(run_dir, Path(target).stem) as folder:
+        if nodes > 1 or node_rank is not None or leader is not None:
+            here = nodes_of_script(target, nodes, node_rank, leader, ranks)
+            code = run_script_on_nodes(target, arguments or [], folder, here, module=module, cold=cold)
+            raise typer.Exit(code)
+        code = run_script(
+            target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
+        )
     raise typer.Exit(code)
 
 
@@ -134,15 +192,21 @@ def demo(
     storage: Annotated[Path, typer.Option(help="The shared-storage folder to draw the photos into.")] = Path(
         "shared"
     ),
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Only lay out the storage, with the same job for two nodes.")
+    ] = False,
     run_dir: RunDir = None,
     as_json: Json = False,
     lang: Lang = None,
 ) -> None:
     """Draw 400 photos of cats and of things that are not, train a small CNN on 4 ranks, show what happened."""
-    from dure.demo import prepare
+    from dure.demo import prepare, prepare_cluster
+    from dure.run_job import Start, run_job
 
-    loaded = prepare(storage, ranks)
-    run_job(loaded, run_dir, port=0, as_json=as_json, lang=lang)
+    if cluster:
+        print(prepare_cluster(storage))
+        return
+    run_job(prepare(storage, ranks), Start(run_dir), None, as_json=as_json, lang=lang)
 
 
 @app.command()
@@ -174,65 +238,6 @@ def export(
     print(json.dumps(made) if as_json else f"{out}: {made['tensors']} tensors of step {made['step']}")
 
 
-def run_job(
-    loaded: LoadedJob,
-    run_dir: Path | None,
-    *,
-    port: int,
-    as_json: bool,
-    lang: str | None,
-    fresh: bool = False,
-) -> None:
-    """Launch a job's ranks, show them, and print what came of it."""
-    from dure.display import Display
-    from dure.files import write_whole
-    from dure.language import chosen_language
-    from dure.launch import run_team
-    from dure.report import in_words, summarize
-
-    began = time.perf_counter()
-    language = chosen_language(lang)
-    team = loaded.job.team
-    resumable = loaded.job.checkpoint.wanted and team.sync
-    folder = _new_run(run_dir, loaded.job.name, goes_on=resumable, fresh=fresh)
-    write_whole(folder.job, loaded.to_json())
-
-    def ask_to_stop(signal_name: str) -> None:
-        folder.stop.touch()
-        print(
-            f"dure: {signal_name}: stops after this step and saves; once more stops at once", file=sys.stderr
-        )
-
-    display = Display(folder, team.ranks, language)
-    try:
-        results: list[Any] = run_team(
-            "dure.train:run_rank",
-            (loaded.to_json(), str(folder.path)),
-            ranks=team.ranks,
-            folder=folder,
-            threads=team.threads,
-            hang_seconds=team.hang_seconds,
-            port=port,
-            on_tick=display.tick,
-            max_restarts=team.max_restarts,
-            on_restart=lambda again: display.restarted(
-                again.cause, again.without_progress, again.max_restarts
-            ),
-            ask_to_stop=ask_to_stop if resumable else None,
-        )
-    finally:
-        display.close()
-        folder.stop.unlink(missing_ok=True)
-    inside = sum(results[0].seconds.values())
-    summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
-    text = json.dumps(summary.as_json())
-    try:
-        write_whole(folder.summary, text)
-    except OSError as error:
-        print(f"dure: cannot write {folder.summary}: {error}", file=sys.stderr)
-    print(text if as_json else in_words(summary, language))
-
-
 @app.command(epilog="Exit codes: 0 all the same bits, 1 a run could not be started, 2 usage, 3 other bits.")
 def drill(
     job: Annotated[Path, typer.Argument(help="What to train: a TOML file.")],
@@ -252,9 +257,9 @@ def drill(
     Each fault strikes at a random step of the second half. The runs are kept in the run folder.
     """
     from dure.drill import drill as room
-    from dure.job import load_job
+    from dure.job import load_job, parse_settings
 
-    loaded = load_job(job, _settings(settings or []), ranks)
+    loaded = load_job(job, parse_settings(settings or []), ranks)
     folder = (
         run_dir or Path("runs") / f"drill-{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     )
@@ -268,7 +273,7 @@ def drill(
         say=lambda text: print(f"dure: drill: {text}", file=sys.stderr, flush=True),
     )
     print_figures(room, figures, as_json)
-    if not figures["same_bits"]:
+    if any(fault["same_bits"] is False for fault in figures["faults"]):
         raise typer.Exit(3)
 
 
@@ -289,16 +294,6 @@ def _fail(error: DureError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _settings(options: list[str]) -> dict[str, str]:
-    settings = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
-        settings[key.strip()] = value.strip()
-    return settings
-
-
 def _print_config(loaded: LoadedJob) -> None:
     from dure.job import all_values
 
@@ -306,33 +301,3 @@ def _print_config(loaded: LoadedJob) -> None:
     key_width, value_width = (max(len(row[column]) for row in rows) for column in range(2))
     for key, value, source in rows:
         print(f"{key:<{key_width}}  {value:<{value_width}}  {source}")
-
-
-def _new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
-    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
-    from dure.run_folder import RunFolder
-
-    path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder = RunFolder(path.absolute())
-    if folder.job.exists() and fresh:
-        aside = next(
-            place
-            for n in itertools.count(1)
-            if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
-        )
-        try:
-            folder.path.rename(aside)
-        except OSError as error:
-            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
-        print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
-    elif folder.job.exists() and not goes_on:
-        raise UsageError(
-            f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"
-        )
-    try:
-        folder.create()
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
-        ) from None
-    return folder

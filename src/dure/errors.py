@@ -11,6 +11,7 @@ DureError                 1   training failed
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
 ├── ReplicasDiffer        3   fingerprints that must agree do not
+├── PreflightFailed       4   a node would fail the run; names the nodes and what is wrong with them
 ├── Resumable            75   stopped early, at a step, and saved: the same command goes on
 └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
 """
@@ -66,6 +67,12 @@ class ReplicasDiffer(DureError):
     exit_code = 3
 
 
+class PreflightFailed(DureError):
+    """Something that is wrong on a node would make the run fail; names the nodes, and says what to do."""
+
+    exit_code = 4
+
+
 class Resumable(DureError):
     """The run was asked to stop, finished its step and saved; the same command goes on from there."""
 
@@ -92,6 +99,7 @@ class RankFailed(DureError):
         details: str = "",
         exit_code: int = 1,
         may_pass: bool = False,
+        aftermath: bool = False,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -101,3 +109,5 @@ class RankFailed(DureError):
         self.exit_code = exit_code
         self.may_pass = may_pass
         """Whether trying again may help: the machine failed, not the job."""
+        self.aftermath = aftermath
+        """Whether this is only another rank's failure, seen from here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,19 @@ class RankResult:
     """The pretrained weights, if there are any."""
     start: int = 0
     """The first step of this session; more than 0 when the run was resumed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values, for the way from another node."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> RankResult:
+        """The inverse of `as_json`."""
+        return cls(
+            **{
+                **values,
+                "notes": tuple(values["notes"]),
+                "apart": Apart(**values["apart"]) if values["apart"] is not None else None,
+                "loaded": Loaded(**values["loaded"]) if values["loaded"] is not None else None,
+            }
+        )

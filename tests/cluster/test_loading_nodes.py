@@ -5,7 +5,8 @@ import pretrained
 import pytest
 
 from dure.bench.load import bench_load
-from dure.bench.two_nodes import TwoNodes, why_not_here
+from dure.bench.two_nodes import TwoNodes
+from dure.lab import why_not_here
 from dure.launch import run_team
 from dure.run_folder import RunFolder
 from dure.storage import open_store

@@ -11,16 +11,8 @@ from dure.bench import openmpi
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "system-packages"
 COMMANDS = (
-    "dpkg-query",
-    "shellcheck",
-    "srun",
-    "munged",
-    "ip",
-    "mpirun",
-    "ps",
-    "bwrap",
-    "mksquashfs",
-    "squashfuse",
+    *("dpkg-query", "shellcheck", "srun", "munged", "ip", "mpirun", "ps", "nft", "ssh", "sshd"),
+    *("bwrap", "mksquashfs", "squashfuse"),
 )
 ALL_INSTALLED = all(shutil.which(name) for name in COMMANDS) and openmpi.is_installed()
 
@@ -53,7 +45,6 @@ def test_a_plain_user_is_told_what_is_missing_and_the_tests_go_on():
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     assert (
-        "missing: bubblewrap iproute2 munge openmpi-bin procps python3-mpi4py shellcheck slurm-wlm squashfs-tools"
-        in line
+        "missing: bubblewrap iproute2 munge nftables openmpi-bin openssh-client openssh-server procps" in line
     )
     assert "skipped by name" in line

@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dure.bench.two_nodes import TwoNodes, bits_per_second, why_not_here
+from dure.bench.two_nodes import TwoNodes
 from dure.errors import RankFailed, UsageError
+from dure.lab import why_not_here
+from dure.lab.network import bits_per_second
 from dure.run_folder import RunFolder
 
 REASON = why_not_here()

@@ -3,7 +3,8 @@
 import features
 import pytest
 
-from dure.bench.two_nodes import TwoNodes, why_not_here
+from dure.bench.two_nodes import TwoNodes
+from dure.lab import why_not_here
 from dure.launch import run_team
 from dure.run_folder import RunFolder
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import dure
-from dure.bench.two_nodes import sent_bytes
 from dure.errors import DureError, StorageError
 from dure.fingerprint import weights_sha256
+from dure.lab.network import sent_bytes
 from dure.loading.circle import Standing
 from dure.loading.load import load
 from dure.storage import open_store

@@ -12,8 +12,8 @@ import pytest
 from commands import dure
 
 from dure.bench import openmpi, reduce
-from dure.bench.two_nodes import why_not_here
 from dure.errors import DureError, UsageError
+from dure.lab import why_not_here
 
 NOT_HERE = why_not_here()
 

@@ -3,7 +3,7 @@
 import pytest
 from checkpoints import ALONE
 
-from dure import cli, events
+from dure import events, run_job
 from dure.checkpoint.keeper import BUSY, DUE, STOP, Keeper
 from dure.job import Checkpoint
 from dure.run_folder import RunFolder
@@ -53,7 +53,7 @@ def test_a_fresh_start_moves_the_earlier_run_aside_and_deletes_nothing(tmp_path,
         folder = RunFolder(tmp_path / "run")
         folder.create()
         folder.job.write_text(f"run {number}")
-        made = cli._new_run(tmp_path / "run", "job", goes_on=True, fresh=True)
-        assert not made.job.exists()
+        with run_job.new_run(tmp_path / "run", "job", goes_on=True, fresh=True) as made:
+            assert not made.job.exists()
         assert (tmp_path / f"run.{number}" / "job.json").read_text() == f"run {number}"
         assert f"run.{number}" in capsys.readouterr().err

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from dure.bench import openmpi
-from dure.bench.two_nodes import TwoNodes, bits_per_second
+from dure.bench.two_nodes import TwoNodes
 from dure.errors import UsageError
+from dure.lab.network import bits_per_second
 from dure.launch import run_team
 from dure.launch.team import TORCH
 from dure.run_folder import RunFolder

@@ -14,9 +14,9 @@ import torch.distributed as dist
 import dure
 from dure.bench.openmpi import Asker
 from dure.bench.reduce import RankFigures, repeats_for
-from dure.bench.two_nodes import sent_bytes
 from dure.bench.wire import Wire
 from dure.errors import DureError
+from dure.lab.network import sent_bytes
 from dure.pulse import Phase
 from dure.reduce.choose import WireName
 from dure.reduce.exchanger import Exchanger, Pieces

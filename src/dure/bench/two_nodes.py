@@ -8,20 +8,26 @@ takes the nodes away with everything in them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import re
-import select
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
-from dure.errors import DureError, RankFailed, UsageError
+from dure.errors import RankFailed, UsageError
+from dure.lab.keeper import Birth, Keeper, Order, make_place
+from dure.lab.machine import run, why_not_here
+from dure.lab.network import (
+    LINK,
+    bits_per_second,
+    bring_up,
+    host_names,
+    node_address,
+    node_name,
+    sent_bytes,
+    shaping,
+)
 from dure.launch.failure import rank_failed, settled_cause
 from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
@@ -29,80 +35,24 @@ from dure.launch.stop import StopSignals
 from dure.launch.team import TORCH, forget_last_run
 from dure.run_folder import RunFolder
 
-ADDRESSES = ("10.0.1.10", "10.0.1.11")
-HOSTS = ("node0", "node1")
-LINK = "eth0"
+HOSTS = tuple(node_name(number) for number in range(2))
+ADDRESSES = tuple(node_address(number) for number in range(2))
 
-_COMMANDS = ("ip", "tc", "unshare", "nsenter")
 _PORT = 29500
-_SETUP_SECONDS = 30.0
 _BIRTH_SECONDS = 120.0
 _LOOK_SECONDS = 0.03
 _GRACE_SECONDS = 1.0
-_QUEUE = "latency 50ms"
-_BURST_SECONDS = 1e-3
-_LEAST_BURST = 128 * 1024
-
-# A file that is mounted over another stays there when its own name is gone, so /dev/shm is left empty.
-_MAKE_NODE = """
-mount -t tmpfs -o mode=1777 shm /dev/shm
-hostname "$1"
-ip link set lo up
-printf '127.0.0.1 localhost\\n10.0.1.10 node0\\n10.0.1.11 node1\\n' >/dev/shm/hosts
-mount --bind /dev/shm/hosts /etc/hosts
-rm /dev/shm/hosts
-echo up
-exec cat
-"""
-_TRY = (
-    "ip link add eth0 type veth peer name eth1 && "
-    "tc qdisc add dev eth0 root tbf rate 1gbit burst 128kb latency 50ms"
-)
-
-
-def why_not_here() -> str | None:
-    """Why two nodes cannot be made on this machine, or None."""
-    if os.geteuid() != 0:
-        return "two nodes on one machine take root"
-    missing = [name for name in _COMMANDS if shutil.which(name) is None]
-    if missing:
-        return f"{', '.join(missing)} not installed (Debian: iproute2, util-linux)"
-    try:
-        _run(["unshare", "--mount", "--uts", "--net", "sh", "-c", _TRY])
-    except DureError as error:
-        return f"the kernel refuses: {error}"
-    return None
-
-
-def bits_per_second(rate: str) -> float:
-    """Read a rate as `tc` writes it: 10gbit, 2.5gbit, 100mbit."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg])bit", rate)
-    if match is None or float(match[1]) == 0:
-        raise UsageError(f"a rate of {rate!r} cannot be; write it as tc does, such as 10gbit or 100mbit")
-    return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]]
-
-
-@dataclass(frozen=True)
-class _Node:
-    """One node, and the process that keeps it."""
-
-    number: int
-    keeper: subprocess.Popen[bytes]
-
-    def enter(self, *namespaces: str) -> list[str]:
-        """The command that becomes, inside this node, the command that follows it."""
-        return ["nsenter", "--target", str(self.keeper.pid), *(f"--{name}" for name in namespaces), "--"]
 
 
 class TwoNodes:
     """Within `with`, two nodes that are joined by one link of `rate` each way (None: as fast as it goes)."""
 
     def __init__(self, rate: str | None = None) -> None:
+        if rate is not None:
+            bits_per_second(rate)
         self.rate = rate
-        self._burst = (
-            0 if rate is None else max(_LEAST_BURST, int(bits_per_second(rate) / 8 * _BURST_SECONDS))
-        )
-        self._nodes: list[_Node] = []
+        self._births: list[Birth] = []
+        self._nodes: list[Keeper] = []
         self._runs = 0
 
     def __enter__(self) -> TwoNodes:
@@ -110,10 +60,10 @@ class TwoNodes:
         if reason is not None:
             raise UsageError(f"cannot make two nodes here: {reason}")
         try:
-            for number in range(len(HOSTS)):
-                self._nodes.append(_Node(number, _start_keeper(number)))
-            for node in self._nodes:
-                _wait_until_up(node)
+            names = host_names(dict(zip(HOSTS, ADDRESSES, strict=True)))
+            # Without a PID namespace: the launcher that is not on the node sees its ranks there.
+            self._births += [make_place(Order(host, names, processes=False)) for host in HOSTS]
+            self._nodes += [birth.wait() for birth in self._births]
             self._join()
         except BaseException:
             self._end()
@@ -127,11 +77,11 @@ class TwoNodes:
 
     def command(self, node: int, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `arguments` on a node (from `/`: a node has its own mounts)."""
-        return [*self._nodes[node].enter("mount", "uts", "net"), *arguments]
+        return [*self._nodes[node].within("mount", "uts", "net"), *arguments]
 
     def byte_counters(self) -> tuple[int, int]:
         """Bytes that the link has carried so far, from node 0 to node 1 and from node 1 to node 0."""
-        first, second = (sent_bytes(node.keeper.pid) for node in self._nodes)
+        first, second = (sent_bytes(node.pid) for node in self._nodes)
         return first, second
 
     def run_ranks(
@@ -198,19 +148,14 @@ class TwoNodes:
 
     def _join(self) -> None:
         """Lay the link, born inside the nodes: not even its name is ever seen outside."""
-        first, second = (str(node.keeper.pid) for node in self._nodes)
-        _run(
+        first, second = (str(node.pid) for node in self._nodes)
+        run(
             ["ip", "link", "add", LINK, "netns", first, "type", "veth", "peer", "name", LINK, "netns", second]
         )
-        for node in self._nodes:
-            within = node.enter("net")
-            _run([*within, "ip", "address", "add", f"{ADDRESSES[node.number]}/24", "dev", LINK])
-            _run([*within, "ip", "link", "set", LINK, "up"])
+        for node, address in zip(self._nodes, ADDRESSES, strict=True):
+            bring_up(node, address)
             if self.rate is not None:
-                # What a link of this rate carries in a millisecond may go at once: enough for the kernel's
-                # timers to keep the rate, and too little to let a bucket of gradients slip through.
-                shape = f"tbf rate {self.rate} burst {self._burst} {_QUEUE}"
-                _run([*within, "tc", "qdisc", "add", "dev", LINK, "root", *shape.split()])
+                run([*node.within("net"), *shaping(LINK, self.rate)])
 
     def _rank_environment(self, rank: int, node: int, ranks_per_node: int) -> dict[str, str]:
         return {
@@ -227,49 +172,10 @@ class TwoNodes:
         }
 
     def _end(self) -> None:
-        for node in self._nodes:
-            with contextlib.suppress(OSError):
-                node.keeper.stdin.close()  # type: ignore[union-attr]
-        for node in self._nodes:
-            try:
-                node.keeper.wait(_SETUP_SECONDS)
-            except subprocess.TimeoutExpired:
-                node.keeper.kill()
-                node.keeper.wait(_SETUP_SECONDS)
-            for stream in (node.keeper.stdout, node.keeper.stderr):
-                stream.close()  # type: ignore[union-attr]
+        for birth in self._births:
+            birth.let_go()
+        self._births.clear()
         self._nodes.clear()
-
-
-def sent_bytes(process: int | str = "self") -> int:
-    """Bytes that the node of a process has put on its link."""
-    with open(f"/proc/{process}/net/dev") as lines:
-        for line in lines:
-            name, _, counters = line.partition(":")
-            if name.strip() == LINK:
-                return int(counters.split()[8])
-    raise DureError(f"process {process} has no interface {LINK}; is it on one of the two nodes?")
-
-
-def _start_keeper(number: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        ["unshare", "--mount", "--uts", "--net", "sh", "-ec", _MAKE_NODE, "sh", HOSTS[number]],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in the terminal is for us; a node ends when we say so
-    )
-
-
-def _wait_until_up(node: _Node) -> None:
-    assert node.keeper.stdout is not None
-    assert node.keeper.stderr is not None
-    ready, _, _ = select.select([node.keeper.stdout], [], [], _SETUP_SECONDS)
-    if not ready:
-        raise DureError(f"{HOSTS[node.number]} was not up within {_SETUP_SECONDS:.0f} s")
-    if os.read(node.keeper.stdout.fileno(), 16) != b"up\n":
-        words = node.keeper.stderr.read().decode(errors="replace").strip()
-        raise DureError(f"{HOSTS[node.number]} cannot be set up: {words}")
 
 
 def _wait_for(
@@ -322,12 +228,3 @@ def _own_environment() -> dict[str, str]:
     foreign = ("DURE_RUN", "ROLE_", "SLURM_", "TORCHELASTIC_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {"OMP_NUM_THREADS": "1"}
-
-
-def _run(command: Sequence[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SETUP_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise DureError(f"{' '.join(command)} took more than {_SETUP_SECONDS:.0f} s") from None
-    if done.returncode:
-        raise DureError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")

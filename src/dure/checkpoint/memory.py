@@ -1,7 +1,7 @@
 """The memory tier: a node's last two states, in memory that the launcher holds and its ranks fill.
 
 It survives the death of any or all ranks, and costs one copy of 1/N of the state on each. A new team finds it,
-agrees on the newest state that is whole and sound everywhere, and goes on from there.
+agrees on the newest state that a node has whole and sound, brings it to those that have not, and goes on from there.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from pathlib import Path
 
 import torch
 
+from dure.checkpoint.background import Background
 from dure.checkpoint.cadence import Cadence, Costs
 from dure.checkpoint.slot import Slot
+from dure.checkpoint.spread import spread
 from dure.checkpoint.state import Share, State, WholeState
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
+from dure.world import KEEP_VARIABLE
 
-KEEP_VARIABLE = "DURE_KEEP"
-"""Set by the launcher: its pid and the descriptors of its slots."""
 _SHARE_OF_FREE_MEMORY = 0.5
+_SIGN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,12 @@ class Found:
 class MemoryTier:
     """This rank's part in keeping states. All ranks call all methods, in step."""
 
-    def __init__(self, slots: tuple[Slot, Slot], share: Share, group: Group, every: int | None) -> None:
+    def __init__(
+        self, slots: tuple[Slot, Slot], share: Share, group: Group, every: int | None, node: int = 0
+    ) -> None:
         """`share`: of the ranks of this node; `group`: all ranks; `every`: see `Cadence`."""
         self.share = share
+        self._node = node
         self.trouble = ""
         """Why no states are kept, if so."""
         self._slots = slots
@@ -47,20 +52,40 @@ class MemoryTier:
         self._cadence = Cadence.begin(every, 0)
         self._next_slot = 0
         self._kept_at: tuple[int, float] | None = None
+        # A fingerprint takes half as long as the copy; the step need not wait for it.
+        self._signing = Background("sign for a state")
+        self._has_room = False
 
     def newest(self) -> Found | None:
-        """The newest state that all ranks find whole and sound; None when there is none."""
+        """The newest state that any node has whole and sound; other nodes are given it. None when there is none."""
         sound = [self._steps_found_sound(slot) for slot in self._slots]
-        told = [set(json.loads(text)) for text in self._group.gather(json.dumps(sound), "finding states")]
-        common = set.intersection(*told) - {-1}
-        if not common:
+        told = [
+            json.loads(text) for text in self._group.gather(json.dumps([self._node, sound]), "finding states")
+        ]
+        of_nodes: dict[int, set[int]] = {}
+        for node, steps in told:
+            of_nodes[node] = of_nodes.get(node, set(steps)) & set(steps) - {-1}
+        step = max((step for steps in of_nodes.values() for step in steps), default=-1)
+        if step < 0:
             return None
-        at = sound.index(max(common))
+        if not all(step in steps for steps in of_nodes.values()):
+            giver = next(rank for rank, (node, _) in enumerate(told) if step in of_nodes[node])
+            sound = self._share_out(step, giver, sound, wanted=step not in of_nodes[self._node])
+        at = sound.index(step)
         self._next_slot = 1 - at
         slot = self._slots[at]
         records = slot.records() or []
         own = records[self.share.part] if len(records) == self.share.parts else None
         return Found(slot.state(records[0]), slot.events(own) if own is not None else "")
+
+    def left_behind(self) -> dict[int, str]:
+        """Of the state that `newest` found, when a team of another size kept it: what ranks of that team, by number,
+        had recorded and might not have brought to the disk. Each rank of this team sees to some of them."""
+        slot = self._slots[1 - self._next_slot]
+        records = slot.records() or []
+        if len(records) == self.share.parts:
+            return {}  # each finds its own
+        return {record.part: slot.events(record) for record in records[self.share.part :: self.share.parts]}
 
     def begin(self, step: int) -> None:
         """The run goes on with `step`: count from here."""
@@ -75,14 +100,35 @@ class MemoryTier:
         """Keep the state before `step`; `events` are this rank's that might not be on disk yet."""
         began = time.perf_counter()
         state = capture(self.share)
-        if self._cadence.kept == 0 and not self._have_room(state):
+        if not self._have_room(state):
             return
-        self._slots[self._next_slot].write(state, self.share.part, self.share.parts, events)
+        # The one before must be whole first: this one goes into the slot of the one before that.
+        self.settle()
+        signing_seconds = self._signing.cpu_seconds  # the last one's
+        sign = self._slots[self._next_slot].fill(state, self.share.part, self.share.parts, events)
         self._next_slot = 1 - self._next_slot
-        done = time.perf_counter()
-        costs = self._agree_on_costs(done - began, began, step) if self._cadence.asks else None
+        copying_seconds = time.perf_counter() - began
+        self._signing.begin(sign, copying_seconds)
+        spent = copying_seconds + signing_seconds
+        costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)
         self._kept_at = (step, time.perf_counter())
+
+    def rooms(self, state: State) -> list[torch.Tensor]:
+        """The memory that this rank's states will be copied to, if there is room for them."""
+        if not self._have_room(state):
+            return []
+        return [room for slot in self._slots for room in slot.rooms(state, self.share.parts)]
+
+    def settle(self) -> None:
+        """Wait until this rank has signed for the state that it kept last: only then it counts."""
+        if not self._signing.wait(_SIGN_SECONDS):
+            raise CheckpointError(f"a state in memory was not signed for within {_SIGN_SECONDS:.0f} s")
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that this node's states take."""
+        return sum(slot.held_bytes for slot in self._slots)
 
     @property
     def every(self) -> int:
@@ -91,8 +137,22 @@ class MemoryTier:
 
     def close(self) -> None:
         """Let go of the slots; the launcher keeps them."""
+        self.settle()
         for slot in self._slots:
             slot.close()
+
+    def _share_out(self, step: int, giver: int, sound: list[int], *, wanted: bool) -> list[int]:
+        """Bring the state that one node has to those that want it, and say again what is in this one's slots."""
+        found = None
+        if self._group.rank == giver:
+            slot = self._slots[sound.index(step)]
+            records = slot.records() or []
+            found = slot.state(records[0])
+        state = spread(found, giver, self._group, wanted=wanted and self.share.part == 0)
+        if state is not None:
+            self._slots[0].write(state, 0, 1, "")
+        self._group.gather("", "keeping a state that another node had")
+        return [self._steps_found_sound(slot) for slot in self._slots] if wanted else sound
 
     def _steps_found_sound(self, slot: Slot) -> int:
         """The step of the state in a slot, -1 when there is none; each rank checks its share of the bytes."""
@@ -109,14 +169,17 @@ class MemoryTier:
 
     def _have_room(self, state: State) -> bool:
         """Agree on whether two states fit beside everything else."""
-        held = sum(slot.held_bytes for slot in self._slots)  # by an earlier team: it is ours already
-        needed, free = 2 * state.table.nbytes - held, free_memory_bytes()
+        if self._has_room or self.trouble:
+            return self._has_room
+        # What an earlier team held is ours already.
+        needed, free = 2 * state.table.nbytes - self.held_bytes, free_memory_bytes()
         trouble = ""
         if needed > free * _SHARE_OF_FREE_MEMORY:
             trouble = f"two states need {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB of memory are free"
         everyones = self._group.gather(trouble, "making room for states")
         self.trouble = next((told for told in everyones if told), "")
-        return not self.trouble
+        self._has_room = not self.trouble
+        return self._has_room
 
     def _agree_on_costs(self, state_seconds: float, began: float, step: int) -> Costs:
         since, at = self._kept_at or (step - 1, began)
@@ -127,7 +190,12 @@ class MemoryTier:
 
 
 def memory_tier(
-    environ: Mapping[str, str], local_rank: int, local_size: int, group: Group, every: int | None
+    environ: Mapping[str, str],
+    local_rank: int,
+    local_size: int,
+    group: Group,
+    every: int | None,
+    node: int = 0,
 ) -> MemoryTier | None:
     """The tier that this node's launcher offers; None without one, on all ranks alike."""
     offered = environ.get(KEEP_VARIABLE, "")
@@ -144,7 +212,7 @@ def memory_tier(
             slot.close()
         return None
     first, second = slots
-    return MemoryTier((first, second), Share(local_rank, local_size), group, every)
+    return MemoryTier((first, second), Share(local_rank, local_size), group, every, node)
 
 
 def free_memory_bytes() -> int:

@@ -120,9 +120,13 @@ class Group:
 
     def from_leader(self, tensor: torch.Tensor, what: str) -> None:
         """Rank 0's tensor, on all ranks, in place."""
+        self.from_rank(0, tensor, what)
+
+    def from_rank(self, rank: int, tensor: torch.Tensor, what: str) -> None:
+        """One rank's tensor, on all ranks, in place."""
         if self.size > 1:
             with self._waiting(), naming_the_wait(self.rank, what):
-                dist.broadcast(tensor, 0, group=self.group)
+                dist.broadcast(tensor, group=self.group, group_src=rank)
 
     def gather(self, value: str, what: str) -> list[str]:
         """Everyone's text, in rank order."""
@@ -132,12 +136,6 @@ class Group:
         with self._waiting(), naming_the_wait(self.rank, what):
             dist.all_gather_object(found, value, group=self.group)
         return found
-
-    def raise_together(self, trouble: str, what: str) -> None:
-        """Raise on all ranks what went wrong on one, so that nobody waits for it; "" is no trouble."""
-        for rank, text in enumerate(self.gather(trouble, what)):
-            if text:
-                raise UsageError(text if rank == 0 else f"rank {rank}: {text}")
 
     def twin(self, deadline_seconds: float) -> Group:
         """The whole world again, for another thread; a collective call of all its ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dure.job.cluster import Cluster, Mount, Slurm
-from dure.job.read import LoadedJob, all_values, load_job
+from dure.job.read import LoadedJob, all_values, load_job, parse_settings
 from dure.job.sections import Checkpoint, Group, Job, TeamSection, Train
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "Train",
     "all_values",
     "load_job",
+    "parse_settings",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from dure.job.section import Section
 
@@ -34,6 +35,8 @@ class Cluster(Section):
     """Names or addresses of the nodes, for ssh; the first is the leader."""
     ssh: str = "ssh"
     """The ssh command, with options if there are any."""
+    python: str | None = None
+    """The interpreter on the hosts that dure is installed for; the path of the one here when not given."""
     interface: str | None = None
     """The network interface that ranks talk over; when not given, the one of the route to the leader."""
     image: str | None = None
@@ -48,6 +51,11 @@ class Cluster(Section):
     lost_seconds: Annotated[float, Field(gt=2)] = 6.0
     """A node that has not been heard of for so long is lost."""
 
+    @field_validator("image", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None  # --set cluster.image= takes it away
+
     @model_validator(mode="after")
     def _fewest_first(self) -> Cluster:
         if self.min_nodes is not None and self.min_nodes > self.nodes:
@@ -55,6 +63,15 @@ class Cluster(Section):
                 f"cluster.min_nodes is {self.min_nodes}, more than cluster.nodes, which is {self.nodes}; turn "
                 "them round"
             )
+        if self.hosts and len(self.hosts) != self.nodes:
+            raise ValueError(
+                f"cluster.nodes is {self.nodes}, but cluster.hosts has {len(self.hosts)}: name all of them"
+            )
+        odd = next(
+            (host for host in self.hosts if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", host)), None
+        )
+        if odd is not None:
+            raise ValueError(f"cluster.hosts has {odd!r}, which is no name of a host")
         if self.hosts and len(set(self.hosts)) != len(self.hosts):
             raise ValueError(f"cluster.hosts names a host twice: {', '.join(self.hosts)}")
         return self
@@ -67,7 +84,7 @@ class Slurm(Section):
     """The partition; the cluster's default when not given."""
     account: str | None = None
     """The account that is charged."""
-    time: str | None = None
+    time: PositiveInt | str | None = None
     """The time limit, as sbatch takes it; before it is over the run saves, ends with 75, and is queued again."""
     signal_seconds: PositiveInt = 120
     """How long before the time limit the run is told to save."""

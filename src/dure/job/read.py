@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dure.errors import JobError
+from dure.errors import JobError, UsageError
 from dure.job.cluster import Mount
 from dure.job.sections import Group, Job
 
@@ -60,9 +61,15 @@ class LoadedJob:
         }
 
 
-def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int | None = None) -> LoadedJob:
+def load_job(
+    path: Path,
+    settings: Mapping[str, str] | None = None,
+    ranks: int | str | None = None,
+    nodes: str | None = None,
+    hosts: str | None = None,
+) -> LoadedJob:
     """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
-    `ranks` (the option of its own) beats them."""
+    `ranks`, `nodes` and `hosts` (options of their own) beat them."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -78,7 +85,15 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int |
     sources = dict.fromkeys(_leaves(raw), path.name)
     given = _parsed(settings or {})
     if ranks is not None:
-        given["team.ranks"] = (ranks, f"--ranks {ranks}")
+        given |= _span("--ranks", str(ranks), "team.ranks", "team.min_ranks")
+    if nodes is not None:
+        given |= _span("--nodes", nodes, "cluster.nodes", "cluster.min_nodes")
+        if nodes == "1":  # this machine alone, whichever hosts the job names
+            given["cluster.hosts"] = ([], "--nodes 1")
+    if hosts is not None:
+        names = [name.strip() for name in hosts.split(",") if name.strip()]
+        given["cluster.hosts"] = (names, f"--hosts {hosts}")
+        given.setdefault("cluster.nodes", (len(names), f"--hosts {hosts}"))
     for dotted, (value, source) in given.items():
         _put(raw, dotted, value)
         sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
@@ -88,6 +103,17 @@ def load_job(path: Path, settings: Mapping[str, str] | None = None, ranks: int |
     except ValidationError as error:
         raise JobError(f"{path}: {_explain(error)}") from None
     return LoadedJob(job, path.absolute().parent, sources)
+
+
+def parse_settings(options: Sequence[str]) -> dict[str, str]:
+    """What `--set section.key=value` options say."""
+    settings = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set {option}: write it as section.key=value, such as --set train.lr=0.01")
+        settings[key.strip()] = value.strip()
+    return settings
 
 
 def all_values(loaded: LoadedJob) -> Iterator[tuple[str, Any, str]]:
@@ -110,6 +136,15 @@ def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
             value = text
         values[dotted] = (value, f"--set {dotted}={text}")
     return values
+
+
+def _span(option: str, text: str, most: str, least: str) -> dict[str, tuple[Any, str]]:
+    """What an option such as `--ranks 8` or `--ranks 2:8` says of two settings; the least, if it says one."""
+    match = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text)
+    if match is None:
+        raise JobError(f"{option} {text}: write a number, such as 8, or the least and the most, such as 2:8")
+    source = f"{option} {text}"
+    return {most: (int(match[2]), source), least: (int(match[1]) if match[1] else None, source)}
 
 
 def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:

@@ -8,7 +8,6 @@ without a deadline, waits 30 s for ranks that cannot take SIGTERM, and never not
 
 from __future__ import annotations
 
-import datetime
 import os
 import pickle
 import signal
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -28,12 +26,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.events.api import Event, EventSource
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from dure.errors import RankFailed
 from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
-from dure.launch.patience import Patience, Restart
+from dure.launch.nodes.messages import Again, End, Team
+from dure.launch.oversight import Oversight, Rendezvous
 from dure.launch.rank import RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -44,63 +42,6 @@ _TICK_SECONDS = 0.1
 _EXIT_SECONDS = 10.0
 _BIRTH_SECONDS = 300.0
 _NO_LIMIT = 1 << 30
-
-
-class OneHost(RendezvousHandler):
-    """The rendezvous of a team on one host: a store behind a socket that is already bound."""
-
-    def __init__(self, listener: socket.socket, run_id: str) -> None:
-        self._address, self._port = listener.getsockname()[:2]
-        self._listener: socket.socket | None = listener
-        self._run_id = run_id
-        self._store: TCPStore | None = None
-
-    def get_backend(self) -> str:
-        """Name this rendezvous."""
-        return "static"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Let the ranks meet in this store too, so that they need no port of their own."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Start a store; each team gets one of its own, so that it meets nothing that a dead one left there."""
-        listener, self._listener = self._listener, None
-        if listener is None:
-            listener = socket.create_server((self._address, 0), backlog=2048)
-            self._port = listener.getsockname()[1]
-        self._store = TCPStore(
-            self._address,
-            self._port,
-            world_size=1,
-            is_master=True,
-            timeout=datetime.timedelta(seconds=30),
-            multi_tenant=True,
-            master_listen_fd=listener.detach(),
-        )
-        store = PrefixStore(self._run_id, self._store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self._address, self._port))
-
-    def is_closed(self) -> bool:
-        """Nobody else can close it."""
-        return False
-
-    def set_closed(self) -> None:
-        """Nobody else can join it."""
-
-    def num_nodes_waiting(self) -> int:
-        """Nobody else can join it."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Name the run."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """Stop the store."""
-        self._store = None
-        return True
 
 
 @dataclass(frozen=True)
@@ -119,27 +60,27 @@ class Plan:
     on_tick: Callable[[], None] | None
     max_restarts: int
     """How often the team is born again without getting any further."""
-    on_restart: Callable[[Restart], None] | None
 
 
 class TeamAgent(SimpleElasticAgent):
-    """The elastic agent of one host."""
+    """The elastic agent of one node."""
 
     def __init__(
         self,
-        listener: socket.socket,
+        oversight: Oversight,
         plan: Plan,
         ranks: Ranks,
         stop: StopSignals,
         watch: HangWatch | None,
     ) -> None:
+        self._rendezvous_handler = Rendezvous(oversight, plan.folder.path.name)
         spec = WorkerSpec(
             role="default",
             local_world_size=ranks.count,
-            rdzv_handler=OneHost(listener, plan.folder.path.name),
+            rdzv_handler=self._rendezvous_handler,
             entrypoint="dure",
             # Torch counts all restarts of a run; `Patience` counts those without progress, and decides.
-            max_restarts=_NO_LIMIT if plan.max_restarts else 0,
+            max_restarts=_NO_LIMIT,
             monitor_interval=_LOOK_SECONDS,
         )
         super().__init__(spec, exit_barrier_timeout=10)
@@ -149,17 +90,45 @@ class TeamAgent(SimpleElasticAgent):
         self._watch = watch
         self._ticked_at = 0.0
         self._leaving: dict[int, float] = {}
-        self._patience = Patience(plan.max_restarts)
+        self._oversight = oversight
+        self._answered = False
+        """Whether the ranks' end has been told: what is left is to hear what comes of it."""
+
+    @property
+    def _team(self) -> Team:
+        assert self._rendezvous_handler.team is not None  # ranks start after the rendezvous
+        return self._rendezvous_handler.team
+
+    def _assign_worker_ranks(
+        self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        # Torch's own asks the other agents through the store, and waits for those that have gone meanwhile.
+        team = self._team
+        return [
+            Worker(
+                local_rank=local_rank,
+                global_rank=team.first_rank + local_rank,
+                role_rank=team.first_rank + local_rank,
+                world_size=team.ranks,
+                role_world_size=team.ranks,
+            )
+            for local_rank in range(team.sizes[team.place])
+        ]
+
+    def _exit_barrier(self) -> None:
+        """All agents have been heard of before this one was told that the run is over."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        restarts = self._team.restarts
+        self._ranks.renumber(self._team.first_rank, self._team.sizes[self._team.place])
         starts = []
         for worker in worker_group.workers:
             env = _rank_environment(worker_group, worker)
-            env["TORCHELASTIC_RESTART_COUNT"] = str(self._patience.restarts)
+            env["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
             env["TORCHELASTIC_MAX_RESTARTS"] = str(self._plan.max_restarts)
-            starts.append(self._plan.start(worker.global_rank, env, self._patience.restarts > 0))
+            starts.append(self._plan.start(worker.global_rank, env, self._team.number > 1 or restarts > 0))
         self._ranks.start(starts, _BIRTH_SECONDS, self._look_around)
-        return dict(self._ranks.pids)
+        return {rank - self._team.first_rank: pid for rank, pid in self._ranks.pids.items()}
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Clear the way for a new team, at once: what is left of the old one can only wait for its dead."""
@@ -172,6 +141,7 @@ class TeamAgent(SimpleElasticAgent):
             )
         self._ranks.forget()
         self._leaving.clear()
+        self._answered = False
         if self._watch is not None:
             self._watch.start_anew()
 
@@ -179,33 +149,45 @@ class TeamAgent(SimpleElasticAgent):
         self._ranks.end(self._plan.grace_seconds)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        try:
-            return self._look_at_ranks()
-        except RankFailed as failed:
-            restart = self._patience.after(failed, self._watch.furthest_step() if self._watch else 0)
-            if self._plan.on_restart is not None:
-                self._plan.on_restart(restart)
-            return RunResult(state=WorkerState.FAILED)
-
-    def _look_at_ranks(self) -> RunResult:
         self._look_around()
+        self._ranks.poll()
+        if not self._answered:
+            try:
+                self._answered = self._look_at_ranks()
+            except RankFailed as failed:
+                self._answered = True
+                self._oversight.failed(failed, self._watch.furthest_step() if self._watch is not None else 0)
+        match self._oversight.look(self._step()):
+            case Again():
+                return RunResult(state=WorkerState.FAILED)
+            case End() as end:
+                if (error := end.error()) is not None:
+                    raise error
+                return RunResult(state=WorkerState.SUCCEEDED, return_values=self._values())
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _look_at_ranks(self) -> bool:
+        """Whether all ranks have ended well, and the oversight has been told; raises RankFailed with a cause."""
         ranks = self._ranks
-        ranks.poll()
         returns = self._plan.returns
         faults = [
             fault for rank in ranks.numbers if (fault := ranks.fault(rank, returns=returns)) is not None
         ]
         if faults:
             self._judge(faults)
-            return RunResult(state=WorkerState.HEALTHY)
+            return False
         if len(ranks.ended) == ranks.count:
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=self._values())
+            self._oversight.done(list(self._values().values()))
+            return True
         if ranks.lost:
             raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())
         self._hurry_leavers()
         if self._watch is not None:
             self._watch.look()
-        return RunResult(state=WorkerState.HEALTHY)
+        return False
+
+    def _step(self) -> int:
+        return self._watch.seen_step if self._watch is not None else 0
 
     def _look_around(self) -> None:
         self._stop.check()
@@ -242,7 +224,7 @@ class TeamAgent(SimpleElasticAgent):
 
     def _values(self) -> dict[int, Any]:
         values: dict[int, Any] = {}
-        for rank in range(self._ranks.count):
+        for rank in self._ranks.numbers:
             report = self._ranks.reports.get(rank)
             values[rank] = pickle.loads(report.value) if isinstance(report, Returned) else None
         return values

@@ -186,6 +186,7 @@ def rank_failed(
             details=details,
             exit_code=error.exit_code,
             may_pass=error.may_pass,
+            aftermath=error.aftermath,
         )
     after = " after its function had returned" if returned else ""
     words = exit_words(fault.exit_code or 0, silent=silent)

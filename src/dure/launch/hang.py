@@ -83,22 +83,37 @@ class HangWatch:
         elif now - self._moved_at >= self._hang_seconds:
             self._give_up(beats)
 
+    @property
+    def seen_step(self) -> int:
+        """The highest step that any rank was seen in at the last look."""
+        return self._furthest
+
     def furthest_step(self) -> int:
         """The highest step that any rank was ever seen in."""
         return max([self._furthest, *(beat.step for beat in self._beats() if beat is not None)])
 
     def _beats(self) -> list[Beat | None]:
-        return [read_beat(self._folder.pulse(rank)) for rank in range(self._ranks.count)]
+        return [read_beat(self._folder.pulse(rank)) for rank in self._ranks.numbers]
 
     def _give_up(self, beats: Sequence[Beat | None]) -> None:
-        standings = [Standing(rank, beat, self._ranks.state(rank)) for rank, beat in enumerate(beats)]
+        standings = [
+            Standing(rank, beat, self._ranks.state(rank))
+            for rank, beat in zip(self._ranks.numbers, beats, strict=True)
+        ]
         message, culprit = who_waits_for_whom(standings, time.monotonic_ns(), self._moved_at)
         self._collect_stacks(standings)
         path = self._folder.stacks(culprit)
         with contextlib.suppress(OSError):
             message += f" Stacks: {path.parent}/"
         details = path.read_text(errors="replace") if path.exists() else ""
-        raise RankFailed(message, rank=culprit, host=socket.gethostname(), details=details, may_pass=True)
+        raise RankFailed(
+            message,
+            rank=culprit,
+            host=socket.gethostname(),
+            details=details,
+            may_pass=True,
+            aftermath=all(standing.waits or standing.done for standing in standings),
+        )
 
     def _collect_stacks(self, standings: Sequence[Standing]) -> None:
         waiting = {standing.rank: standing for standing in standings if standing.state}

@@ -27,6 +27,8 @@ from pathlib import Path
 from dure.launch import lineage
 
 _END_SECONDS = 5.0
+_FOR_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Ctrl-C reaches everyone in the terminal, Slurm signals every process of a step: the launcher decides."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,8 @@ def main(control: int, launcher: int, preload: tuple[str, ...], fresh_path: list
     """
     nursery = os.getpid()
     lineage.die_with(launcher)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches everyone in the terminal; the launcher decides
+    for number in _FOR_THE_LAUNCHER:
+        signal.signal(number, signal.SIG_IGN)
     _import(preload)
     lineage.adopt_orphans()
     lineage.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
@@ -125,6 +126,8 @@ def _serve(launcher: Connection) -> Birth | None:
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for number in _FOR_THE_LAUNCHER:
+                        signal.signal(number, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, signal.default_int_handler)
                     others = {fd for other in births if other is not birth for fd in other.descriptors}
                     for fd in (wake_read, wake_write, *others):

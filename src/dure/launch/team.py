@@ -14,14 +14,19 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dure.errors import RankFailed, UsageError
 from dure.launch.keep import Keep
-from dure.launch.patience import Restart
+from dure.launch.patience import Patience, Restart
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
 from dure.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from dure.launch.nodes.join import Joined
+    from dure.launch.nodes.messages import Team
 
 # Imported once, before ranks are forked. DistributedDataParallel imports torch._dynamo when it is first made.
 TORCH = ("torch", "torch.distributed", "numpy")
@@ -42,8 +47,12 @@ def run_team(
     preload: Sequence[str] = TORCH_WITH_DDP,
     grace_seconds: float = 1.0,
     max_restarts: int = 0,
+    min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
+    joined: Joined | None = None,
+    on_team: Callable[[Team], None] = lambda team: None,
+    to_json: Callable[[object], Any] = lambda value: value,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
@@ -55,7 +64,12 @@ def run_team(
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
     ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
-    told. The ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT.
+    told. Then, with `min_ranks`, it goes on with one rank less, and so on down to so many. The ranks find the number of
+    restarts in TORCHELASTIC_RESTART_COUNT.
+
+    With `joined`, these are one node's ranks of a team of several nodes: the leader decides about restarts,
+    `on_team` is told of each team, and the values are those of this node's ranks; `to_json` makes them fit for
+    the way to the leader, which has all of them (`Joined.values`).
 
     Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
     use; no process is left then. Call it from the main thread.
@@ -81,8 +95,12 @@ def run_team(
         tee=tee,
         grace_seconds=grace_seconds,
         max_restarts=max_restarts,
+        min_ranks=min_ranks,
         on_restart=on_restart,
         ask_to_stop=ask_to_stop,
+        joined=joined,
+        on_team=on_team,
+        to_json=to_json,
     )
 
 
@@ -100,8 +118,12 @@ def launch(
     tee: bool,
     grace_seconds: float,
     max_restarts: int = 0,
+    min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
+    joined: Joined | None = None,
+    on_team: Callable[[Team], None] = lambda team: None,
+    to_json: Callable[[object], Any] = lambda value: value,
 ) -> list[object]:
     """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
     if ranks < 1:
@@ -109,28 +131,36 @@ def launch(
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
     folder.create()
-    forget_last_run(folder, ranks)
+    if joined is None:
+        forget_last_run(folder, ranks)
     with StopSignals(ask_to_stop) as stop, listen(port) as listener, Keep() as keep:
         elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
-        env = {**elastic, **env, **(keep.environment if max_restarts else {})}
+        env = {
+            **elastic,
+            **env,
+            **(keep.environment if max_restarts else {}),
+            **(joined.environment if joined is not None else {}),
+        }
         logs = [folder.log(rank) for rank in range(ranks)]
         processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
+
+        def tell(restart: Restart) -> None:
+            with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(restart)) + "\n")
+            if on_restart is not None:
+                on_restart(restart)
+
         try:
             with stop.obeyed_at_once():
                 _import_torch()  # on one core, while the nursery imports it on another
             from dure.launch.agent import Plan, TeamAgent
             from dure.launch.hang import HangWatch
+            from dure.launch.oversight import Alone, Oversight, UnderLeader
 
             def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
                 elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
                 whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.resolve())}
                 return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank), again)
-
-            def tell(restart: Restart) -> None:
-                with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(restart)) + "\n")
-                if on_restart is not None:
-                    on_restart(restart)
 
             kind = work(0)
             plan = Plan(
@@ -141,17 +171,27 @@ def launch(
                 grace_seconds=grace_seconds,
                 on_tick=on_tick,
                 max_restarts=max_restarts,
-                on_restart=tell,
+            )
+
+            def wait() -> None:
+                stop.check()
+                if on_tick is not None:
+                    on_tick()
+
+            oversight: Oversight = (
+                Alone(listener, Patience(max_restarts, ranks, min_ranks), tell)
+                if joined is None
+                else UnderLeader(joined.member, wait, on_team, to_json)
             )
             watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
-            result = TeamAgent(listener, plan, processes, stop, watch).run()
+            result = TeamAgent(oversight, plan, processes, stop, watch).run()
             if result is None:
                 raise RankFailed("the agent gave up", rank=-1, host=socket.gethostname())
-            return [result.return_values[rank] for rank in range(ranks)]
+            return [result.return_values[rank] for rank in processes.numbers]
         finally:
             processes.end(grace_seconds)
             processes.close()
-            _remove_empty(folder.stacks(rank) for rank in range(ranks))
+            _remove_empty(folder.stacks(rank) for rank in processes.numbers)
 
 
 def listen(port: int) -> socket.socket:
@@ -180,6 +220,8 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
 
 
 def _import_torch() -> None:
+    # Not for the ranks, whose environment is made already: a store whose clients have no names is nothing to warn of.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     collecting = gc.isenabled()
     gc.disable()  # an import only makes objects that stay
     try:

@@ -1,0 +1,1 @@
+"""A run on hosts that are reached by ssh: start an agent on each, watch them, take them down together."""

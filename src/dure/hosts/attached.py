@@ -1,0 +1,64 @@
+"""The agent's side of a supervisor: it is told what to do over its standard input, and that somebody is there.
+
+ssh passes on no signals, and says nothing when the cable is out. A supervisor that is not heard of for
+`lost_seconds` may have started the run elsewhere: whoever was cut off ends at once, so that there are never two.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+
+ALIVE, STOP, KILL = "alive", "stop", "kill"
+"""What a supervisor may say: go on; save and end; end at once."""
+BEAT_SECONDS = 1.0
+"""How often it says that it is there."""
+_SAVE_SECONDS = 60.0
+
+
+def obey_input(lost_seconds: float) -> None:
+    """From now on, do what standard input says."""
+    threading.Thread(target=_obey, args=(lost_seconds,), name="dure-attached", daemon=True).start()
+
+
+def _obey(lost_seconds: float) -> None:
+    heard_at = time.monotonic()
+    rest = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], BEAT_SECONDS / 2)
+        now = time.monotonic()
+        if not ready:
+            if now - heard_at > lost_seconds:
+                _say(f"the supervisor has not been heard of for {now - heard_at:.0f} s; this node ends")
+                _end_at_once()
+                return
+            continue
+        heard_at = now
+        chunk = os.read(0, 4096)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        words = {line.decode(errors="replace") for line in lines}
+        if KILL in words:
+            _end_at_once()
+            return
+        if STOP in words:
+            os.kill(os.getpid(), signal.SIGTERM)
+    _say("the supervisor is gone; this node saves and ends")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_SAVE_SECONDS)
+    _end_at_once()
+
+
+def _end_at_once() -> None:
+    for _ in range(2):  # the first asks to save, the second does not wait for it
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+
+
+def _say(text: str) -> None:
+    print(f"dure: {text}", file=sys.stderr, flush=True)

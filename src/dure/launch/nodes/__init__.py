@@ -1,0 +1,1 @@
+"""Several nodes, one team: the leader's agent decides, every node's agent obeys."""

@@ -1,0 +1,108 @@
+"""How a node comes into a run: as its leader, or by finding the leader."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dure.errors import UsageError
+from dure.launch.nodes.address import choose_interface, resolve
+from dure.launch.nodes.council import LEADER, Council, Terms
+from dure.launch.nodes.leader import Leader, listen_for_nodes
+from dure.launch.nodes.member import Member, reach_leader
+from dure.launch.nodes.messages import Hello
+from dure.launch.patience import Restart
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What a node knows of the run before it has met anyone."""
+
+    count: int
+    fewest: int
+    node: int
+    leader: str
+    """A name or an address."""
+    port: int
+    ranks: int
+    """On this node."""
+    interface: str | None
+    join_seconds: float
+    lost_seconds: float
+    max_restarts: int
+    facts: dict[str, str]
+    """What must be the same on all nodes."""
+    is_job: bool = True
+    """A job has one folder for all nodes, and goes on from what it has saved; a script has neither."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node is the leader."""
+        return self.node == LEADER
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A node in a run."""
+
+    member: Member
+    leader: Leader | None
+    """On the leader's node only."""
+    run: Path
+    interface: str
+    address: str
+    news: queue.SimpleQueue[str | Restart]
+    """What the leader has to tell the user; always empty on other nodes."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes the ranks' libraries talk over the right interface, by its name, not by a guess."""
+        return {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
+
+    def values(self) -> list[Any]:
+        """What all ranks returned, on the leader's node."""
+        return self.leader.values if self.leader is not None else []
+
+
+@contextlib.contextmanager
+def join(
+    nodes: Nodes, choose_run: Callable[[], Path], say: Callable[[str], None], check: Callable[[], None]
+) -> Iterator[Joined]:
+    """Come into the run; `choose_run` makes its folder, on the leader's node. `check` is called in waits."""
+    address = resolve(nodes.leader)
+    interface, own_address = choose_interface(address, nodes.interface)
+    hello = Hello(nodes.node, socket.gethostname(), own_address, nodes.ranks, nodes.facts)
+    news: queue.SimpleQueue[str | Restart] = queue.SimpleQueue()
+    with contextlib.ExitStack() as stack:
+        leader = None
+        if nodes.leads:
+            listener = stack.enter_context(contextlib.closing(listen_for_nodes(address, nodes.port)))
+            terms = Terms(
+                nodes.count,
+                nodes.fewest,
+                nodes.facts,
+                str(choose_run()),
+                nodes.join_seconds,
+                nodes.max_restarts,
+                nodes.is_job,
+            )
+            council = Council(terms, time.monotonic(), news.put, news.put)
+            leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds))
+            connection = leader.connect()
+        else:
+            connection = reach_leader(address, nodes.port, nodes.join_seconds, say, check)
+        member = stack.enter_context(Member(connection, hello, nodes.lost_seconds, resumable=nodes.is_job))
+        told = member.welcome(check)
+        run = Path(told) if nodes.is_job or nodes.leads else choose_run()
+        if not run.is_dir():
+            raise UsageError(
+                f"the run's folder, {run}, is not there on {socket.gethostname()}: it must be on storage that all "
+                "nodes see at the same path; give such a --run-dir, or mount the storage"
+            )
+        yield Joined(member, leader, run, interface, own_address, news)

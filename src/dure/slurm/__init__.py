@@ -1,0 +1,1 @@
+"""Jobs on Slurm: the batch script, submitting it, asking how it goes, ending it. No torch."""
