@@ -273,24 +273,23 @@ class SlurmCluster:
         self._until_up("munged to listen", (self.folder / "munge.socket").exists)
         self._daemon("slurmctld", ["slurmctld", "-D"])
         for name in self.node_names:
-            # The namespaces end with the processes in them, so there is nothing to undo.
-            enter = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec slurmd -D -N "$1"'
-            words = [
-                "unshare",
-                "--mount",
-                "--uts",
-                "sh",
-                "-c",
-                enter,
-                "sh",
-                name,
-                f"{self.folder}/hosts-{name}",
-            ]
-            self._daemon(name, words)
+            self.start_node(name)
         self._until_up("all nodes to be idle", self._all_nodes_are_idle)
+
+    def daemon(self, name: str) -> subprocess.Popen[bytes]:
+        """A node's slurmd, or another daemon."""
+        return self._daemons[name]
+
+    def start_node(self, name: str) -> None:
+        """Start a node's slurmd; when it is registered, jobs can run there."""
+        # The namespaces end with the processes in them, so there is nothing to undo.
+        enter = 'hostname "$1" && mount --bind "$2" /etc/hosts && exec slurmd -D -N "$1"'
+        namespaces = ["unshare", "--mount", "--uts"]
+        self._daemon(name, [*namespaces, "sh", "-c", enter, "sh", name, f"{self.folder}/hosts-{name}"])
+        ours, its = (Path(f"/proc/{process}/ns/uts") for process in ("self", self.daemon(name).pid))
+        self._until_up(f"{name} to be by itself", lambda: its.stat().st_ino != ours.stat().st_ino)
         # Held open, so that the kernel cannot give the namespace's number to another one while we go by it.
-        for name in self.node_names:
-            self._namespaces.append(os.open(f"/proc/{self._daemons[name].pid}/ns/uts", os.O_RDONLY))
+        self._namespaces.append(os.open(its, os.O_RDONLY))
 
     def _write_files(self) -> None:
         key = self.folder / "munge.key"

@@ -16,7 +16,21 @@ def imports(code):
 
 
 def test_light_rooms_start_without_torch():
-    for module in ("dure", "dure.cli", "dure.report", "dure.display", "dure.launch", "dure.job", "dure.demo"):
+    rooms = (
+        "cli",
+        "report",
+        "display",
+        "launch",
+        "job",
+        "demo",
+        "image.build",
+        "image.enter",
+        "image.inside",
+        "slurm.submit",
+        "slurm.cancel",
+        "slurm.prepare",
+    )
+    for module in ("dure", *(f"dure.{room}" for room in rooms)):
         assert imports(f"import {module}") == [], module
 
 

@@ -155,7 +155,7 @@ def test_whatever_is_in_a_word_reaches_the_agent_as_it_is(
     assert ran.returncode == 0, ran.stderr
     assert arguments == [
         *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--label"),
-        *("--kill-on-bad-exit=0", "--wait=60", f"--container-image={option}"),
+        *("--kill-on-bad-exit=0", "--wait=120", f"--container-image={option}"),
         *("sh", "-c", 'exec "$@" --node-rank "$SLURM_NODEID"', "agent"),
         *("env", prefix or "x", "python", "train", f"/{job}", f"--set={setting}"),
         *("--nodes", "2", "--leader", "10.0.1.10:20017", "--run-dir", run),

@@ -104,7 +104,7 @@ def run(
     from dure.image.digest import verified
     from dure.image.environment import passed
     from dure.image.inside import run_inside
-    from dure.image.mounts import in_order, parse_mount
+    from dure.image.mounts import check_there, in_order, parse_mount
     from dure.image.tree import WAYS
 
     if way != "auto" and way not in WAYS:
@@ -114,9 +114,7 @@ def run(
     if not command:
         raise UsageError("say what to run, such as: dure image run IMAGE -- python --version")
     mounts = in_order(parse_mount(text) for text in mount or ())
-    for mounted in mounts:
-        if not os.path.exists(mounted.source):
-            raise UsageError(f"--mount: {mounted.source} is not there")
+    check_there(mounts)
     now = verified(path)
     if digest is not None and digest != now:
         raise UsageError(f"the image {path} has the sha256 {now[:16]}…, but {digest[:16]}… is asked for")

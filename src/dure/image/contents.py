@@ -71,6 +71,8 @@ _ONLY_IN = {"torch/bin/": {"torch_shm_manager"}}
 _NEVER_STANDARD = {
     "ensurepip", "idlelib", "lib2to3", "site-packages", "dist-packages", "tkinter", "turtledemo", "turtle.py",
 }  # fmt: skip
+_NEVER_ENTERED = {"__pycache__", ".git", ".venv"}
+"""Large, and never wanted of anything."""
 _NEVER_PROJECT = {
     "__pycache__",
     ".git",
@@ -113,7 +115,7 @@ def folder_entries(folder: Path, target: str, wanted: Callable[[str], bool]) -> 
     for place, names, files in os.walk(folder):
         inside = os.path.relpath(place, folder)
         prefix = "" if inside == "." else f"{inside}/"
-        names[:] = sorted(name for name in names if wanted(f"{prefix}{name}/_"))
+        names[:] = sorted(set(names) - _NEVER_ENTERED)
         linked = [name for name in names if os.path.islink(os.path.join(place, name))]
         for name in sorted(files) + linked:
             if wanted(f"{prefix}{name}") and os.path.exists(

@@ -9,14 +9,17 @@ from pathlib import Path
 from dure.errors import UsageError
 from dure.files import write_whole
 
-_MAGIC = b"hsqs"
+_SQUASHFS = b"hsqs"
+_SIF = b"SIF_MAGIC"
+"""At byte 32 of what `apptainer build` makes."""
 
 
 def digest_of(image: Path) -> str:
     """The sha256 of the image's bytes."""
     try:
         with image.open("rb") as file:
-            if file.read(4) != _MAGIC:
+            first = file.read(64)
+            if not first.startswith(_SQUASHFS) and not first[32:].startswith(_SIF):
                 raise UsageError(
                     f"{image} is not a squashfs image; `dure image build -o {image.name}` makes one"
                 )

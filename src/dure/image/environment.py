@@ -30,6 +30,6 @@ def passed(environ: Mapping[str, str], digest: str) -> dict[str, str]:
     return {"LANG": "C.UTF-8", **kept, IN_IMAGE: digest}
 
 
-def complete(environment: Mapping[str, str]) -> dict[str, str]:
+def complete(environment: Mapping[str, str], temporary: str = "/tmp") -> dict[str, str]:
     """With what an image of ours defines by itself, for the runner that has no /etc/environment."""
-    return {"PATH": f"{HOME}/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", **environment}
+    return {"PATH": f"{HOME}/bin:/usr/bin:/bin", "HOME": temporary, "TMPDIR": temporary, **environment}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ HANDED_ON = (
 )  # fmt: skip
 _HOST_FILES = ("/etc/hosts", "/etc/resolv.conf", "/etc/passwd", "/etc/group", "/etc/localtime")
 """Of the node rather than of the image: names of hosts and users."""
+_DRIVER = "/run/driver"
 _DEVICES = ("/dev/nvidia*", "/dev/infiniband", "/dev/dri", "/dev/kfd")
 
 
@@ -45,30 +47,52 @@ def run_inside(
         raise UsageError(
             "there is no bwrap, which isolates the image; install bubblewrap (Debian: apt install bubblewrap)"
         )
-    waited = {*HANDED_ON, signal.SIGCHLD}
-    # Blocked before anything starts: none is lost, and bubblewrap, which inherits this, does not obey them.
+    tree = find_tree(image, digest, ways)
+    driver = _driver_files()
+    if driver:
+        environment = {**environment, "LD_LIBRARY_PATH": _DRIVER}
+    # A job that stands in /tmp itself is mounted there, read-only.
+    temporary = "/var/tmp" if any(mount.covers("/tmp") for mount in mounts) else "/tmp"
+    # nohup: what was ignored stays ignored, inside too.
+    waited = {signal.SIGCHLD, *(number for number in HANDED_ON if signal.getsignal(number) != signal.SIG_IGN)}
+    # Blocked before the command starts: none is lost, and bubblewrap, which inherits this, does not obey them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
-        tree = find_tree(image, digest, ways)
         reader, writer = os.pipe()
         line = bubblewrap_command(
             tree.path,
             mounts,
             command,
             workdir=workdir,
-            host_files=[
-                path for path in _HOST_FILES if os.path.exists(f"{tree.path}{path}") and os.path.exists(path)
-            ],
+            host_files=[*_host_files(tree.path), *driver],
             devices=sorted(path for pattern in _DEVICES for path in glob.glob(pattern)),
             info_fd=writer,
             map_user=tree.map_user,
         )
         # A session of its own, so that Ctrl-C, which reaches all of a terminal's group, comes once: from here.
-        process = subprocess.Popen(line, env=complete(environment), pass_fds=[writer], start_new_session=True)
+        process = subprocess.Popen(
+            line, env=complete(environment, temporary), pass_fds=[writer], start_new_session=True
+        )
         os.close(writer)
         return _wait(process, reader, waited)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _host_files(tree: str) -> list[tuple[str, str]]:
+    return [(path, path) for path in _HOST_FILES if os.path.exists(f"{tree}{path}") and os.path.exists(path)]
+
+
+def _driver_files() -> list[tuple[str, str]]:
+    """The libraries of the NVIDIA driver, which have to be those of the node's kernel module."""
+    ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin:/usr/bin")
+    if not os.path.exists("/dev/nvidiactl") or ldconfig is None:
+        return []
+    listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60, check=False).stdout
+    found = re.findall(
+        r"^\s*(lib(?:cuda|nvidia-[\w-]+)\.so\.\d+) \(libc6,x86-64\) => (\S+)$", listed, re.MULTILINE
+    )
+    return [(path, f"{_DRIVER}/{name}") for name, path in found]
 
 
 def _wait(process: subprocess.Popen[bytes], reader: int, waited: set[signal.Signals]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -59,12 +59,7 @@ def mounts_of(loaded: LoadedJob, run_folder: Path, job_file: Path | None = None)
         _require_writable(key, path, checked)
     for key, path in _read(loaded):
         _require_there(key, path, checked)
-    for mount in checked:
-        if mount.target not in made_by_run and not os.path.exists(mount.source):
-            raise JobError(
-                f"the mount's source {mount.source} is not there on this node; mount the storage first, or change "
-                "cluster.mounts or storage"
-            )
+    check_there(checked, made_by_run)
     return checked
 
 
@@ -93,6 +88,27 @@ def in_order(mounts: Iterable[Mounted]) -> tuple[Mounted, ...]:
                 "another target"
             )
     return tuple(sorted(by_target.values(), key=lambda mount: PurePosixPath(mount.target).parts))
+
+
+def check_there(mounts: Sequence[Mounted], made_later: Collection[str] = ()) -> None:
+    """Refuse a source that is not there, and a target for which there is no place in the mount that it is within.
+
+    Targets that are `made_later` may be missing yet.
+    """
+    for mount in mounts:
+        if mount.target in made_later:
+            continue
+        if not os.path.exists(mount.source):
+            raise JobError(
+                f"the mount's source {mount.source} is not there on this node; mount the storage first, or change "
+                "cluster.mounts or storage"
+            )
+        outer = innermost(mount.target, [other for other in mounts if other != mount])
+        if outer is not None and not os.path.exists(place := outer.source_of(mount.target)):
+            raise JobError(
+                f"{mount.source} is to be mounted on {mount.target}, within the mount {outer.target}, where there is "
+                f"no such place; make {place} first, or choose another target"
+            )
 
 
 def innermost(path: str, mounts: Iterable[Mounted]) -> Mounted | None:

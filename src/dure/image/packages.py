@@ -75,7 +75,7 @@ def package_entries(wanted: Sequence[str], version: str) -> Iterator[Entry]:
     distributions = chosen(wanted)
     if wanted:
         for distribution in distributions:
-            yield from _recorded(distribution, target)
+            yield from distribution_entries(distribution, target)
     else:
         for folder in site_folders():
             yield from (
@@ -85,8 +85,8 @@ def package_entries(wanted: Sequence[str], version: str) -> Iterator[Entry]:
                 and not _of_never(entry.path[len(target) + 1 :])
             )
     for distribution in distributions:
-        yield from _editable(distribution, target)
-        yield from _scripts(distribution)
+        yield from editable_entries(distribution, target)
+        yield from script_entries(distribution)
 
 
 def _of_never(path: str) -> bool:
@@ -94,7 +94,8 @@ def _of_never(path: str) -> bool:
     return any(first == name or re.fullmatch(rf"{name}-[^/]*\.dist-info", first) for name in _NEVER)
 
 
-def _recorded(distribution: metadata.Distribution, target: str) -> Iterator[Entry]:
+def distribution_entries(distribution: metadata.Distribution, target: str) -> Iterator[Entry]:
+    """The files that a distribution's installation recorded."""
     for recorded in distribution.files or ():
         path = str(recorded)
         # Scripts stand outside (`../../../bin/dure`); they are made anew, because they name their interpreter.
@@ -105,7 +106,7 @@ def _recorded(distribution: metadata.Distribution, target: str) -> Iterator[Entr
             yield file_entry(source, f"{target}/{path}")
 
 
-def _editable(distribution: metadata.Distribution, target: str) -> Iterator[Entry]:
+def editable_entries(distribution: metadata.Distribution, target: str) -> Iterator[Entry]:
     """The source of a distribution that is installed by a path to it, as if it were installed."""
     said = json.loads(distribution.read_text("direct_url.json") or "{}")
     if not said.get("dir_info", {}).get("editable") or normal_name(distribution.metadata["Name"]) == "dure":
@@ -129,7 +130,8 @@ def _editable(distribution: metadata.Distribution, target: str) -> Iterator[Entr
                 yield file_entry(found, f"{target}/{found.name}")
 
 
-def _scripts(distribution: metadata.Distribution) -> Iterator[Entry]:
+def script_entries(distribution: metadata.Distribution) -> Iterator[Entry]:
+    """Its commands, for the image's interpreter."""
     for point in distribution.entry_points:
         if point.group == "console_scripts" and re.fullmatch(r"[\w.-]+", point.name):
             text = (

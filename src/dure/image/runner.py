@@ -131,7 +131,7 @@ def bubblewrap_command(
     command: Sequence[str],
     *,
     workdir: str = "/",
-    host_files: Iterable[str] = (),
+    host_files: Iterable[tuple[str, str]] = (),
     devices: Iterable[str] = (),
     info_fd: int | None = None,
     map_user: tuple[int, int] | None = None,
@@ -152,8 +152,6 @@ def bubblewrap_command(
     for path, link in LINKS.items():
         line += ["--symlink", link, path]
     line += ["--ro-bind-try", f"{tree}/project", "/project"]
-    for path in host_files:
-        line += ["--ro-bind", path, path]
     line += [
         "--proc",
         "/proc",
@@ -170,6 +168,8 @@ def bubblewrap_command(
         line += ["--dev-bind", path, path]
     for path in ("/tmp", "/run", "/var/tmp"):
         line += ["--perms", "1777", "--tmpfs", path]
+    for source, target in host_files:
+        line += ["--ro-bind", source, target]
     for mount in mounts:
         line += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.target]
     line += ["--remount-ro", "/", "--chdir", workdir]

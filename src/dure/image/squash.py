@@ -141,6 +141,6 @@ def squash_command(compression: str, level: int | None) -> list[str]:
         )
     return [
         program, "-tar", "-comp", compression, "-Xcompression-level", str(level or LEVELS[compression]),
-        "-all-root", "-no-xattrs", "-noappend", "-reproducible", "-no-progress", "-quiet",
+        "-all-root", "-root-mode", "755", "-no-xattrs", "-noappend", "-reproducible", "-no-progress", "-quiet",
         "-processors", str(len(os.sched_getaffinity(0))),
     ]  # fmt: skip

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +133,8 @@ def _unpacked(image: Path, digest: str) -> Tree:
         raise _NotThisWay(f"cannot make the cache {cache()}: {error.strerror}") from None
     with _locked(cache() / f"{digest}.lock", digest):
         if not where.is_dir():
-            part = cache() / f".{uuid.uuid4().hex}.part"
+            part = cache() / f".{digest}.part"
+            shutil.rmtree(part, ignore_errors=True)  # of one that was killed while it held the lock
             try:
                 done = subprocess.run(
                     ["unsquashfs", "-quiet", "-no-progress", "-no-xattrs", "-dest", str(part), str(image.absolute())],

@@ -64,6 +64,8 @@ class Request:
     account: str | None = None
     time: str | None = None
     signal_seconds: int = 120
+    wait_seconds: int = 120
+    """For the other agents, once the first has ended; the leader's reads all that the ranks recorded."""
     requeues: int = 10
     resumable: bool = True
     """Whether the run saves; one that does not is never queued again."""

@@ -11,8 +11,6 @@ SAVE_AND_QUEUE, SAVE_AND_END = "USR1", "USR2"
 """What the script does when its shell gets these signals."""
 MARK_RUN, MARK_RUNS = "dure run=", "dure runs="
 """Begin the comment of a job of ours; then come the run's folder, or what is its folder when the job's id is added."""
-WAIT_SECONDS = 60
-"""For the other agents, once the first has ended."""
 
 
 def script(request: Request) -> str:
@@ -109,7 +107,7 @@ def _srun(request: Request) -> list[list[str]]:
         ["srun", f"--nodes={variable('nodes')}", f"--ntasks={variable('nodes')}", "--ntasks-per-node=1"],
         # Since Slurm 22.05, srun does not take this from the job any more.
         [f"--cpus-per-task={request.cpus_per_node}", "--label"],
-        ["--kill-on-bad-exit=0", f"--wait={0 if elastic else WAIT_SECONDS}"]
+        ["--kill-on-bad-exit=0", f"--wait={0 if elastic else request.wait_seconds}"]
         + (["--no-kill"] if elastic else []),
         *([[word] for word in request.srun_options]),
     ]
@@ -118,7 +116,7 @@ def _srun(request: Request) -> list[list[str]]:
 def _why(request: Request) -> str:
     if request.min_nodes < request.nodes:
         return _WHY_ELASTIC
-    return _WHY_TOGETHER.format(seconds=WAIT_SECONDS)
+    return _WHY_TOGETHER.format(seconds=request.wait_seconds)
 
 
 def _block(lines: Sequence[Sequence[str]], indent: int) -> str:

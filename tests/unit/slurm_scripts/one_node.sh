@@ -80,10 +80,10 @@ agent=(
   --run-dir "$run"
 )
 # --kill-on-bad-exit=0: the first agent that ends, with 75, must not have the others killed while they save.
-# --wait: when one has ended and another has not 60 s later, its node is lost; Slurm would wait for minutes.
+# --wait: when one has ended and another has not 120 s later, its node is lost; Slurm would wait for minutes.
 srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
   --cpus-per-task=1 --label \
-  --kill-on-bad-exit=0 --wait=60 \
+  --kill-on-bad-exit=0 --wait=120 \
   sh -c 'exec "$@" --node-rank "$SLURM_NODEID"' agent "${agent[@]}" &
 step=$!
 signalled=yes

@@ -1,0 +1,61 @@
+"""A node of a real Slurm is lost for good in the middle of a job: the job goes on by itself, to the same bits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import find, kill_with_children
+from slurm import SlurmCluster, why_not_here
+from test_slurm_submit import JOB, slurm_waits, step_of, undisturbed  # noqa: F401
+
+from dure.job import load_job
+from dure.slurm.prepare import prepare
+from dure.slurm.submit import submit
+
+
+@pytest.fixture
+def own_slurm(monkeypatch):
+    """A Slurm for one test, which may break it."""
+    if reason := why_not_here():
+        pytest.skip(f"Slurm: {reason}")
+    with SlurmCluster() as cluster:
+        monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        yield cluster
+
+
+def lose(cluster, name):
+    """Kill all that runs on a node at once: its slurmd, the step's manager, the agent and its ranks."""
+    here = Path(f"/proc/{cluster.daemon(name).pid}/ns/uts").stat().st_ino
+    lost = find(lambda process: Path(f"/proc/{process.pid}/ns/uts").stat().st_ino == here)
+    assert {"slurmd", "slurmstepd"} <= {process.name() for process in lost}
+    kill_with_children(lost)
+    _, alive = psutil.wait_procs(lost, timeout=30)
+    assert alive == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["node1", "node0"])
+def test_a_lost_node_costs_a_requeue_and_no_bits(own_slurm, tmp_path, monkeypatch, undisturbed, name):  # noqa: F811
+    """node1 is noticed by the leader, and the script queues the job again; node0 takes the script along, and Slurm
+    queues it again when it has missed the node for a minute."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    monkeypatch.setenv("SLOW_SAMPLES", "0.01")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    request = replace(prepare(load_job(job), job, [], None, None), wait_seconds=5)
+    submitted = submit(request)
+    slurm_waits(lambda: step_of(submitted.run) >= 8, submitted)
+    lose(own_slurm, name)
+    own_slurm.wait(submitted.job_id, 200, frozenset({"PENDING"}))
+    own_slurm.start_node(name)
+    ended = own_slurm.wait(submitted.job_id, 300)
+    log = submitted.log.read_text()
+    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 1), log
+    summary = json.loads((submitted.run / "summary.json").read_text())
+    assert (summary["ranks"], summary["weights_sha256"]) == (4, undisturbed), log
+    if name == "node1":
+        assert "ended with 75: queued again, 1 of at most 10 times" in log

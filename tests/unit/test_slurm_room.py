@@ -1,0 +1,139 @@
+"""What `dure submit`, `status` and `cancel` make of a job, of Slurm's answers and of a run's events."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import EXAMPLES, dure
+
+from dure.errors import UsageError
+from dure.events import Stepped, TeamFormed, encode
+from dure.job import load_job
+from dure.run_folder import RunFolder
+from dure.slurm import queue
+from dure.slurm.prepare import prepare
+from dure.slurm.progress import Progress, progress_of
+from dure.slurm.queue import _APART, _read, run_in
+from dure.slurm.status import find
+from dure.slurm.submit import submitted_from
+
+JOB = EXAMPLES / "tiny_transformer.toml"
+
+
+def asked(tmp_path, **settings):
+    """What the example asks of Slurm, with these settings."""
+    values = {name.replace("__", "."): value for name, value in settings.items()}
+    return prepare(load_job(JOB, values), JOB, [], None, tmp_path / "run")
+
+
+def test_the_job_says_what_is_asked_for(tmp_path):
+    request = asked(
+        tmp_path,
+        cluster__nodes="2", cluster__min_nodes="1", team__ranks="4", slurm__cpus_per_rank="3", slurm__time="90",
+        slurm__gpus_per_node="4",
+    )  # fmt: skip
+    assert (request.nodes, request.min_nodes, request.cpus_per_node, request.gpus_per_node) == (2, 1, 12, 4)
+    assert (request.time, request.resumable, request.run) == ("90", True, tmp_path / "run")
+    assert request.log(7) == tmp_path / "run" / "slurm" / "tiny_transformer-7.log"
+
+
+def test_without_a_run_folder_each_job_has_one_of_its_own(tmp_path):
+    request = prepare(load_job(JOB, {"storage": str(tmp_path)}), JOB, ["train.lr=0.1"], 3, None)
+    assert request.run_of(7) == tmp_path / "checkpoints" / "tiny_transformer-7"
+    assert request.log(7) == tmp_path / "checkpoints" / "slurm" / "tiny_transformer-7.log"
+    assert request.train[1:] == ("-m", "dure", "train", str(JOB), "--set=train.lr=0.1", "--ranks=3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"slurm__time": "'soon'"}, "slurm.time is 'soon'"),
+        ({"slurm__time": "2"}, "signal_seconds is 120, and slurm.time, 2, is 120 s"),
+        ({"slurm__options": "['--nodes=3']"}, "set cluster.nodes"),
+    ],
+)
+def test_what_slurm_could_not_do_is_refused_in_the_jobs_words(tmp_path, settings, words):
+    with pytest.raises(UsageError, match=words):
+        asked(tmp_path, **settings)
+
+
+def test_a_bucket_is_no_place_for_a_runs_files():
+    with pytest.raises(UsageError, match="give one with --run-dir"):
+        prepare(load_job(JOB, {"storage": "s3://bucket/x"}), JOB, [], None, None)
+
+
+def test_a_run_that_saves_nothing_is_never_queued_again(tmp_path):
+    assert not asked(tmp_path, checkpoint__every_seconds="0").resumable
+    assert not asked(tmp_path, team__sync="false").resumable
+
+
+def test_a_dry_run_prints_the_script_as_json_too(tmp_path):
+    shown = dure("submit", JOB, "--dry-run", "--json", "--run-dir", tmp_path / "run", PATH=str(tmp_path))
+    assert shown.summary["script"].startswith("#!/bin/bash\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slurms_answer_is_read():
+    line = _APART.join(
+        ["7", "cats | x", "RUNNING", "None", "2", "node[0-1]", "1:02", "2:00:00", "dure runs=/a b/cats-"]
+    )
+    job = _read(line)
+    assert (job.id, job.name, job.state, job.nodes, job.run) == (
+        7,
+        "cats | x",
+        "RUNNING",
+        2,
+        Path("/a b/cats-7"),
+    )
+    assert run_in("dure run=/x-%j", 7) == Path("/x-%j")
+    assert run_in("(null)", 7) is None
+
+
+def test_a_command_that_is_not_there_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"there is no squeue here.*--dry-run"):
+        queue.jobs()
+
+
+def test_a_folder_that_was_never_submitted_is_told_apart_from_a_job(tmp_path):
+    with pytest.raises(UsageError, match="neither a job's number nor the folder"):
+        find(str(tmp_path))
+    (tmp_path / "submit.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        submitted_from(tmp_path)
+
+
+def step(at):
+    return Stepped(0, at, 1.0 / (at + 1), 8, 8, {}, 0.1, None, tuple(range(200)), "0")
+
+
+def team(start=0, session=0):
+    return TeamFormed(0, 4, 8, 1, "cpu", "node0", 1, True, "r", 10, 100, 2000, session, start)
+
+
+def recorded(tmp_path, *events, tail=""):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    folder.events(0).write_text("".join(encode(event, 0.0) for event in events) + tail)
+    return folder
+
+
+def test_progress_is_read_from_the_ends_of_a_long_file(tmp_path):
+    folder = recorded(tmp_path, team(), *map(step, range(1500)), tail='{"v": 1, "kind": "st')
+    assert folder.events(0).stat().st_size > 1 << 20
+    assert progress_of(folder) == Progress(1500, 2000, 1.0 / 1500, False, None)
+
+
+def test_a_session_that_goes_on_counts_from_its_start(tmp_path):
+    folder = recorded(tmp_path, team(), *map(step, range(30)), team(20, 1))
+    progress = progress_of(folder)
+    assert progress is not None
+    assert progress.step == 20
+    assert progress_of(RunFolder(tmp_path / "nowhere")) is None
+
+
+def test_a_run_is_done_when_it_has_a_summary(tmp_path):
+    folder = recorded(tmp_path, team(), step(1999))
+    assert not progress_of(folder).done
+    folder.summary.write_text(json.dumps({"weights_sha256": "ab"}))
+    assert progress_of(folder) == Progress(2000, 2000, 1.0 / 2000, True, "ab")
