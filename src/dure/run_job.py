@@ -11,16 +11,17 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dure.display import Display
 from dure.doctor.quick import quick_checks, refuse_bad
 from dure.doctor.words import in_one_line
 from dure.errors import UsageError
 from dure.files import write_whole
+from dure.image.enter import digest_inside, enter
 from dure.job import LoadedJob
 from dure.language import Language, chosen_language
 from dure.launch import run_team
@@ -105,6 +106,23 @@ def _summarize(
     except OSError as error:
         _say(f"cannot write {folder.summary}: {error}")
     print(text if as_json else in_words(summary, language))
+
+
+def train_inside(
+    loaded: LoadedJob, job: Path, options: Sequence[str], start: Start, nodes: Nodes | None
+) -> NoReturn:
+    """Become the same command inside the job's image. What is mounted there cannot be moved: that is done before."""
+    leads = nodes is None or nodes.leads
+    run = start.run_dir or _default_folder(loaded, nodes)
+    if run is None:
+        run = _named_by_time(loaded.job.name)
+    elif start.run_dir is None and not leads:
+        run = run.parent  # the leader will say which folder it is
+    run = run.absolute()
+    if start.fresh and leads and RunFolder(run).job.exists():
+        _set_aside(RunFolder(run))
+    named = [f"--run-dir={run}"] if leads or start.run_dir is not None else []
+    enter(loaded, run, ["train", str(job.absolute()), *options, *named], job_file=job.absolute())
 
 
 def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> Nodes | None:
@@ -256,6 +274,7 @@ def _facts(loaded: LoadedJob) -> dict[str, str]:
         "torch": importlib.metadata.version("torch"),
         "dure": importlib.metadata.version("dure"),
         "job (sha256)": hashlib.sha256(job.encode()).hexdigest(),
+        "image (sha256)": digest_inside() or "none",
     }
 
 
@@ -266,8 +285,26 @@ def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
     return Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def _named_by_time(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
 def _say(text: str) -> None:
     print(f"dure: {text}", file=sys.stderr, flush=True)
+
+
+def _set_aside(folder: RunFolder) -> None:
+    """Move an earlier run out of the way; nothing is deleted."""
+    path = folder.path
+    aside = next(
+        place for n in itertools.count(1) if not (place := path.with_name(f"{path.name}.{n}")).exists()
+    )
+    with Claim(folder):  # nobody trains there
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
+    _say(f"the earlier run is in {aside} now")
 
 
 @contextlib.contextmanager
@@ -275,20 +312,10 @@ def new_run(
     run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False
 ) -> Iterator[RunFolder]:
     """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`."""
-    path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    path = run_dir or _named_by_time(name)
     folder = RunFolder(path.absolute())
     if folder.job.exists() and fresh:
-        aside = next(
-            place
-            for n in itertools.count(1)
-            if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
-        )
-        with Claim(folder):  # nobody trains there
-            try:
-                folder.path.rename(aside)
-            except OSError as error:
-                raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
-        print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
+        _set_aside(folder)
     elif folder.job.exists() and not goes_on:
         raise UsageError(
             f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"

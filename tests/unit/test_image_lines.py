@@ -100,7 +100,7 @@ def test_our_own_line():
 
 def test_bubblewrap_line():
     line = bubblewrap_command(
-        "/tree", MOUNTS, COMMAND, workdir="/mnt/shared", host_files=[("/etc/hosts", "/etc/hosts")],
+        "/tree", MOUNTS, COMMAND, workdir="/mnt/shared", host_data=[(7, "/etc/hosts")],
         devices=["/dev/nvidia0"], info_fd=9, map_user=(1000, 1001),
     )  # fmt: skip
     stub = line.index("-c") + 1
@@ -116,7 +116,7 @@ def test_bubblewrap_line():
         "--dev-bind", "/dev/nvidia0", "/dev/nvidia0",
         "--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs", "/run",
         "--perms", "1777", "--tmpfs", "/var/tmp",
-        "--ro-bind", "/etc/hosts", "/etc/hosts",
+        "--perms", "0644", "--ro-bind-data", "7", "/etc/hosts",
         "--ro-bind", "/mnt/shared", "/mnt/shared",
         "--bind", "/mnt/shared/checkpoints", "/mnt/shared/checkpoints",
         "--remount-ro", "/", "--chdir", "/mnt/shared", "--cap-drop", "CAP_SYS_ADMIN",

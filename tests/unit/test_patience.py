@@ -46,6 +46,21 @@ def test_without_patience_the_failure_is_told_as_it_is():
         Patience(0, ranks=4).after(failure("first."), 0)
 
 
+def test_a_team_that_may_be_smaller_goes_on_with_one_rank_less_until_it_gets_further():
+    patience = Patience(2, ranks=4, min_ranks=2)
+    assert [patience.after(failure("first."), 7).ranks for _ in range(4)] == [4, 4, 3, 2]
+    with pytest.raises(RankFailed, match=r"^first\."):
+        patience.after(failure("fifth."), 7)
+
+
+def test_progress_of_a_smaller_team_renews_its_patience_and_it_stays_as_small():
+    patience = Patience(1, ranks=4, min_ranks=1)
+    assert [patience.after(failure("here"), 7).ranks for _ in range(2)] == [4, 3]
+    assert [patience.after(failure("there"), 8).ranks for _ in range(3)] == [3, 2, 1]
+    with pytest.raises(RankFailed, match=r"^there"):
+        patience.after(failure("again"), 8)
+
+
 class OutOfMemoryError(RuntimeError):
     """By torch's name."""
 

@@ -25,7 +25,6 @@ from dure.world import KEEP_VARIABLE
 
 _SHARE_OF_FREE_MEMORY = 0.5
 _SIGN_SECONDS = 60.0
-_LONGEST_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,13 +108,7 @@ class MemoryTier:
         sign = self._slots[self._next_slot].fill(state, self.share.part, self.share.parts, events)
         self._next_slot = 1 - self._next_slot
         copying_seconds = time.perf_counter() - began
-
-        def sign_a_little_later() -> None:
-            # The other ranks of the node may still be copying, and all wait for the last of them.
-            time.sleep(min(copying_seconds, _LONGEST_PAUSE_SECONDS))
-            sign()
-
-        self._signing.begin(sign_a_little_later)
+        self._signing.begin(sign, copying_seconds)
         spent = copying_seconds + signing_seconds
         costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)

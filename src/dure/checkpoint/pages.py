@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
-_AT_ONCE_BYTES = 32 << 20
+_AT_ONCE_BYTES = 256 << 20
 
 
 def make_present(memories: Iterable[torch.Tensor]) -> None:

@@ -83,7 +83,7 @@ class Saver:
         copied = time.perf_counter() - began
         # What the thread holds must not keep the live tensors: they are the next step's.
         facts, table = state.facts, state.table
-        self._writing.begin(lambda: self._done(self._save(facts, Manifest(facts, table, ()))))
+        self._writing.begin(lambda: self._done(self._save(facts, Manifest(facts, table, ()))), copied)
         return copied
 
     def wait(self, alive: Callable[[], None] = lambda: None) -> bool:

@@ -59,28 +59,38 @@ def run_inside(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
         reader, writer = os.pipe()
+        host_data = _host_data(tree.path)
         line = bubblewrap_command(
             tree.path,
             mounts,
             command,
             workdir=workdir,
-            host_files=[*_host_files(tree.path), *driver],
+            host_files=driver,
+            host_data=host_data,
             devices=sorted(path for pattern in _DEVICES for path in glob.glob(pattern)),
             info_fd=writer,
             map_user=tree.map_user,
         )
         # A session of its own, so that Ctrl-C, which reaches all of a terminal's group, comes once: from here.
         process = subprocess.Popen(
-            line, env=complete(environment, temporary), pass_fds=[writer], start_new_session=True
+            line,
+            env=complete(environment, temporary),
+            pass_fds=[writer, *(descriptor for descriptor, _ in host_data)],
+            start_new_session=True,
         )
-        os.close(writer)
+        for descriptor in (writer, *(descriptor for descriptor, _ in host_data)):
+            os.close(descriptor)
         return _wait(process, reader, waited)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _host_files(tree: str) -> list[tuple[str, str]]:
-    return [(path, path) for path in _HOST_FILES if os.path.exists(f"{tree}{path}") and os.path.exists(path)]
+def _host_data(tree: str) -> list[tuple[int, str]]:
+    return [
+        (os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+        for path in _HOST_FILES
+        if os.path.exists(f"{tree}{path}") and os.path.exists(path)
+    ]
 
 
 def _driver_files() -> list[tuple[str, str]]:

@@ -132,6 +132,7 @@ def bubblewrap_command(
     *,
     workdir: str = "/",
     host_files: Iterable[tuple[str, str]] = (),
+    host_data: Iterable[tuple[int, str]] = (),
     devices: Iterable[str] = (),
     info_fd: int | None = None,
     map_user: tuple[int, int] | None = None,
@@ -170,6 +171,9 @@ def bubblewrap_command(
         line += ["--perms", "1777", "--tmpfs", path]
     for source, target in host_files:
         line += ["--ro-bind", source, target]
+    # By descriptor: /etc/hosts may be mounted from a file that has no name any more, and cannot be bound again.
+    for descriptor, target in host_data:
+        line += ["--perms", "0644", "--ro-bind-data", str(descriptor), target]
     for mount in mounts:
         line += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.target]
     line += ["--remount-ro", "/", "--chdir", workdir]

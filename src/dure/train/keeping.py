@@ -78,7 +78,7 @@ class Keeping:
         self._note = note
         self.keeper = self._keeper()
         self.memory = self._memory_tier()
-        self._readying = Background("memory for states")
+        self._readying = Background("memory for states", gives_way=True)
 
     def resume(self) -> None:
         """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
@@ -114,7 +114,11 @@ class Keeping:
 
     def keep_if_due(self) -> None:
         """Keep the state in memory that outlives this rank."""
-        if self.memory is not None and self.memory.is_due(self.at.steps_done):
+        if self.memory is None:
+            return
+        # A state counts a step later at the latest, so that a crash never costs more than the steps between two.
+        self.memory.settle()
+        if self.memory.is_due(self.at.steps_done):
             self.memory.keep(self._state_to_keep, self.at.steps_done, self.recorder.unwritten())
             if self.memory.trouble:
                 self._note(f"no states are kept in memory: {self.memory.trouble}")
