@@ -16,7 +16,7 @@ from dure.doctor.checks import machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding
 from dure.doctor.plan import Plan
-from dure.image.environment import IN_IMAGE
+from dure.image.enter import digest_inside
 
 READY = "dure-doctor-ready"
 """The first line that a node says. Whatever a login shell prints comes before it."""
@@ -122,7 +122,8 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
 
 def _own_image() -> dict[str, str | None]:
     """The image that this process is in, whose file may well be out of its sight."""
-    return {"image": os.environ[IN_IMAGE]} if IN_IMAGE in os.environ else {}
+    inside = digest_inside()
+    return {} if inside is None else {"image": inside}
 
 
 def _tell(stream: IO[str], value: dict[str, Any]) -> None:
