@@ -247,6 +247,9 @@ def test_the_commands_make_use_and_end_a_lab(tmp_path):
     assert len(everyone) == 6  # three keepers, three sshd
     ran = dure("lab", "exec", "--name", NAME, "node1", "--", "sh", "-c", "hostname; exit 3")
     assert (ran.code, ran.out) == (3, "node1\n")
+    ran = dure("lab", "exec", "--name", NAME, "node0", "ls", "-d", "--", "/mnt/shared/checkpoints")
+    assert (ran.code, ran.out) == (0, "/mnt/shared/checkpoints\n")
+    assert dure("lab", "exec", "--name", NAME, "node0", "--").code == 2
     command("cut", "node0")
     shown = json.loads(command("status", "--json"))
     assert [place["joined"] for place in shown["places"]] == [True, False, True]
@@ -345,6 +348,22 @@ def test_a_lab_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
     assert len(started) == 3
     assert_gone(started)
     assert not lab_folder(NAME).exists()
+
+
+@needs_root
+def test_a_storage_that_is_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot use .*file as the storage: Not a directory"):
+        Lab(NAME, storage=tmp_path / "file").up()
+
+
+@needs_root
+def test_folders_of_tmp_can_be_shown_to_nodes(tmp_path):
+    (tmp_path / "shown").mkdir()
+    with Lab(NAME, nodes=1, storage=tmp_path / "storage", ssh=False, shown=[tmp_path / "shown"]) as lab:
+        run(lab, "node0", "touch", "from-node", cwd=tmp_path / "shown")
+        assert run(lab, "node0", "ls", str(tmp_path)) == "shown"
+    assert (tmp_path / "shown" / "from-node").exists()
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "x" * 40, "a\nb"])
