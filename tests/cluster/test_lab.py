@@ -34,8 +34,8 @@ def ssh(lab, place, target, command, **options):
     return run(lab, place, "ssh", "-F", str(lab.ssh_config), target, command, **options)
 
 
-def connects(lab, place, address, port=22):
-    code = f"import socket; print(socket.create_connection(('{address}', {port}), 1).getpeername()[0])"
+def connects(lab, place, address, seconds=20):
+    code = f"import socket; print(socket.create_connection(('{address}', 22), {seconds}).getpeername()[0])"
     return run(lab, place, sys.executable, "-S", "-c", code, check=False)
 
 
@@ -153,8 +153,8 @@ def test_a_node_that_is_cut_off_has_no_carrier_until_it_is_healed(lab):
         assert [place.joined for place in lab.status()] == [True, True, False]
         flags = json.loads(run(lab, "node1", "ip", "-json", "link", "show", "dev", "eth0"))[0]["flags"]
         assert "NO-CARRIER" in flags
-        assert connects(lab, "node0", "node1").returncode != 0
-        assert connects(lab, "node1", "node0").returncode != 0
+        assert connects(lab, "node0", "node1", 1).returncode != 0
+        assert connects(lab, "node1", "node0", 1).returncode != 0
         assert connects(lab, "node0", "login").returncode == 0
     finally:
         lab.heal()
@@ -230,7 +230,7 @@ def test_a_second_lab_of_the_same_name_is_refused_and_another_name_is_not(lab, t
         Lab(lab.name, storage=tmp_path).up()
     with Lab(NAME, nodes=1, storage=tmp_path, ssh=False) as other:
         assert run(other, "node0", "hostname") == "node0"
-        assert connects(other, "node0", "10.0.1.11").returncode != 0
+        assert connects(other, "node0", "10.0.1.11", 1).returncode != 0
 
 
 @needs_root
