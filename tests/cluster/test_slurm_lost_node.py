@@ -31,6 +31,7 @@ def lose(cluster, name):
     lost = find(lambda process: Path(f"/proc/{process.pid}/ns/uts").stat().st_ino == here)
     assert {"slurmd", "slurmstepd"} <= {process.name() for process in lost}
     kill_with_children(lost)
+    cluster.daemon(name).wait(30)
     _, alive = psutil.wait_procs(lost, timeout=30)
     assert alive == []
 
