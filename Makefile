@@ -7,7 +7,7 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 # One stamp, so that a second `make` starts at once; a changed dependency list sets up again.
-.venv/.ready: pyproject.toml constraints.txt setup.py src/dure/reduce/treesum.c
+.venv/.ready: pyproject.toml constraints.txt setup.py src/dure/reduce/treesum.c src/dure/exchange/copying.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -32,11 +32,12 @@ soak: setup  ## the long tests too
 	tools/system-packages
 	$(BIN)/python -m pytest -m soak
 
-bench: setup  ## print the figures: starting ranks, one all-reduce, step time, loading, recovery
+bench: setup  ## print the figures: starting ranks, one all-reduce, step time, loading, checkpoints, recovery
 	$(BIN)/dure bench start
 	$(BIN)/dure bench reduce
 	$(BIN)/dure bench step
 	$(BIN)/dure bench load
+	$(BIN)/dure bench checkpoint
 	$(BIN)/dure bench recover
 
 clean:  ## remove what the commands above made

@@ -1,14 +1,17 @@
-"""The one part that is compiled: the reduce's inner loop. Everything else stands in pyproject.toml."""
+"""What is compiled: the reduce's inner loop, and copies past the caches. Everything else stands in pyproject.toml."""
 
 from setuptools import Extension, setup
 
+
+def compiled(name: str, source: str) -> Extension:
+    """Without a compiler the installation goes on, and torch does the same, slower."""
+    options = ["-O3", "-ffp-contract=off", "-std=c11"]
+    return Extension(name, [source], extra_compile_args=options, optional=True)
+
+
 setup(
     ext_modules=[
-        Extension(
-            "dure.reduce._treesum",
-            ["src/dure/reduce/treesum.c"],
-            extra_compile_args=["-O3", "-ffp-contract=off", "-std=c11"],
-            optional=True,  # without a compiler the installation goes on, and torch does the same, slower
-        )
+        compiled("dure.reduce._treesum", "src/dure/reduce/treesum.c"),
+        compiled("dure.exchange._copying", "src/dure/exchange/copying.c"),
     ]
 )

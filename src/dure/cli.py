@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from dure.bench.commands import Json, bench, print_figures
+from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
+from dure.image.commands import image
 from dure.lab.commands import lab
 from dure.slurm.commands import add_to as add_slurm_to
 
@@ -56,10 +58,18 @@ def _options(
 
 
 app.add_typer(bench, name="bench")
+app.add_typer(doctor)
+app.add_typer(image, name="image")
 app.add_typer(lab, name="lab")
 add_slurm_to(app)
 
-Ranks = Annotated[int | None, typer.Option(help="Processes that train together.", show_default="the job's")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that train together: 8, or 2:8 to go on with fewer, down to 2, when some cannot be kept alive.",
+        show_default="the job's",
+    ),
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
 ]
@@ -114,28 +124,34 @@ def train(
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
     run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
     """
+    from dure.image.enter import digest_inside
     from dure.job import load_job, parse_settings
-    from dure.run_job import Start, nodes_of, run_job
+    from dure.run_job import Start, nodes_of, run_job, train_inside
 
     loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
+    options = [f"--set={setting}" for setting in settings or []]
+    options += [f"--ranks={ranks}"] if ranks is not None else []
+    options += ["--json"] if as_json else []
+    options += [f"--lang={lang}"] if lang is not None else []
     if loaded.job.cluster.hosts and node_rank is None and leader is None:
         from dure.hosts.start import train_on_hosts
 
-        options = [f"--set={setting}" for setting in settings or []]
-        options += [f"--ranks={ranks}"] if ranks is not None else []
-        options += ["--json"] if as_json else []
-        options += [f"--lang={lang}"] if lang is not None else []
         train_on_hosts(loaded, job, options, run_dir, fresh=fresh)
         return
+    start, here = Start(run_dir, fresh=fresh, port=port), nodes_of(loaded, node_rank, leader)
+    if loaded.job.cluster.image is not None and digest_inside() is None:
+        own = [f"--nodes={nodes}"] if nodes is not None else []
+        own += [f"--node-rank={node_rank}", f"--leader={leader}"] if here is not None else []
+        own += [f"--port={port}", *(["--attached"] if attached else [])]
+        train_inside(loaded, job, [*options, *own], start, here)
     if attached:
         from dure.hosts.attached import obey_input
 
         obey_input(loaded.job.cluster.lost_seconds)
-    start = Start(run_dir, fresh=fresh, port=port)
-    run_job(loaded, start, nodes_of(loaded, node_rank, leader), as_json=as_json, lang=lang)
+    run_job(loaded, start, here, as_json=as_json, lang=lang)
 
 
 @app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
@@ -156,10 +172,10 @@ def run(
     from dure.launch import run_script
     from dure.run_job import new_run
 
-    folder = new_run(run_dir, Path(target).stem)
-    code = run_script(
-        target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
-    )
+    with new_run(run_dir, Path(target).stem) as folder:
+        code = run_script(
+            target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
+        )
     raise typer.Exit(code)
 
 
@@ -244,7 +260,7 @@ def drill(
         say=lambda text: print(f"dure: drill: {text}", file=sys.stderr, flush=True),
     )
     print_figures(room, figures, as_json)
-    if not figures["same_bits"]:
+    if any(fault["same_bits"] is False for fault in figures["faults"]):
         raise typer.Exit(3)
 
 

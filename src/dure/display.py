@@ -27,6 +27,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
         "eval": "held out: {metrics}",
         "restart": "all ranks start again (restart {without_progress} of {max_restarts} without progress): {cause}",
+        "fewer": "goes on with {ranks} ranks, after {max_restarts} restarts without progress: {cause}",
     },
     "ko": {
         "starting": "랭크 {ranks}개를 시작합니다 …",
@@ -36,6 +37,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
         "eval": "평가: {metrics}",
         "restart": "모든 랭크를 다시 시작합니다 (진전 없는 재시작 {max_restarts}번 중 {without_progress}번째): {cause}",
+        "fewer": "진전 없이 {max_restarts}번 다시 시작했으므로, 랭크 {ranks}개로 계속합니다: {cause}",
     },
 }
 _BARS = "▁▂▃▄▅▆▇█"
@@ -80,10 +82,15 @@ class Display:
         else:
             self._say(text)
 
-    def restarted(self, cause: str, without_progress: int, max_restarts: int) -> None:
+    def restarted(self, cause: str, without_progress: int, max_restarts: int, ranks: int) -> None:
         """Say that the team starts again, and why."""
-        words = self._word["restart"]
-        self.tell(words.format(cause=cause, without_progress=without_progress, max_restarts=max_restarts))
+        words = self._word["restart" if ranks == self._ranks else "fewer"]
+        self._ranks = ranks
+        self.tell(
+            words.format(
+                cause=cause, without_progress=without_progress, max_restarts=max_restarts, ranks=ranks
+            )
+        )
 
     def close(self) -> None:
         """Show the last state and let go of the terminal."""

@@ -11,6 +11,7 @@ DureError                 1   training failed
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
 ├── ReplicasDiffer        3   fingerprints that must agree do not
+├── PreflightFailed       4   a node would fail the run; names the nodes and what is wrong with them
 ├── Resumable            75   stopped early, at a step, and saved: the same command goes on
 └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
 """
@@ -64,6 +65,12 @@ class ReplicasDiffer(DureError):
     """Replicas that must be the same bits are not."""
 
     exit_code = 3
+
+
+class PreflightFailed(DureError):
+    """Something that is wrong on a node would make the run fail; names the nodes, and says what to do."""
+
+    exit_code = 4
 
 
 class Resumable(DureError):

@@ -28,6 +28,11 @@ class RunFolder:
         return self.path / "restarts.jsonl"
 
     @property
+    def claim(self) -> Path:
+        """Locked by the launcher whose run this is; tells its host and pid."""
+        return self.path / "launcher.lock"
+
+    @property
     def stop(self) -> Path:
         """Here while the run is asked to stop at its next step."""
         return self.path / "stop"

@@ -11,17 +11,21 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dure.display import Display
+from dure.doctor.quick import quick_checks, refuse_bad
+from dure.doctor.words import in_one_line
 from dure.errors import UsageError
 from dure.files import write_whole
+from dure.image.enter import digest_inside, enter
 from dure.job import LoadedJob
 from dure.language import Language, chosen_language
 from dure.launch import run_team
+from dure.launch.claim import Claim
 from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
 from dure.launch.patience import Restart
@@ -50,25 +54,30 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
     """Launch a job's ranks, show them, and print what came of it; with `nodes`, this node's part of that."""
     began = time.perf_counter()
     language = chosen_language(lang)
+    _preflight(loaded, start, nodes, language)
 
-    def choose_run() -> Path:
-        folder = new_run(
-            start.run_dir or _default_folder(loaded, nodes),
-            loaded.job.name,
-            goes_on=_resumable(loaded),
-            fresh=start.fresh,
-        )
-        write_whole(folder.job, loaded.to_json())
-        return folder.path
+    with contextlib.ExitStack() as held:
 
-    if nodes is None:
-        folder = RunFolder(choose_run())
-        results = _launch(loaded, folder, language, start.port, None)
-    else:
-        with (
-            StopSignals() as stop,
-            join(nodes, lambda: _fresh_folder(choose_run, nodes), _say, stop.check) as joined,
-        ):
+        def choose_run() -> Path:
+            folder = held.enter_context(
+                new_run(
+                    start.run_dir or _default_folder(loaded, nodes),
+                    loaded.job.name,
+                    goes_on=_resumable(loaded),
+                    fresh=start.fresh,
+                )
+            )
+            if nodes is not None:  # before any node starts a rank
+                forget_last_run(folder, nodes.count * nodes.ranks)
+            write_whole(folder.job, loaded.to_json())
+            return folder.path
+
+        if nodes is None:
+            folder = RunFolder(choose_run())
+            results = _launch(loaded, folder, language, start.port, None)
+        else:
+            stop = held.enter_context(StopSignals())
+            joined = held.enter_context(join(nodes, choose_run, _say, stop.check))
             folder = RunFolder(joined.run)
             results = _launch(loaded, folder, language, start.port, joined)
             if not nodes.leads:
@@ -77,6 +86,18 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
                 )
                 return
             results = [RankResult.from_json(value) for value in joined.values()]
+        _summarize(loaded, folder, results, language, began, as_json=as_json)
+
+
+def _summarize(
+    loaded: LoadedJob,
+    folder: RunFolder,
+    results: list[RankResult],
+    language: Language,
+    began: float,
+    *,
+    as_json: bool,
+) -> None:
     inside = sum(results[0].seconds.values())
     summary = summarize(folder, loaded.job, results, {"launch": time.perf_counter() - began - inside})
     text = json.dumps(summary.as_json())
@@ -85,6 +106,23 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
     except OSError as error:
         _say(f"cannot write {folder.summary}: {error}")
     print(text if as_json else in_words(summary, language))
+
+
+def train_inside(
+    loaded: LoadedJob, job: Path, options: Sequence[str], start: Start, nodes: Nodes | None
+) -> NoReturn:
+    """Become the same command inside the job's image. What is mounted there cannot be moved: that is done before."""
+    leads = nodes is None or nodes.leads
+    run = start.run_dir or _default_folder(loaded, nodes)
+    if run is None:
+        run = _named_by_time(loaded.job.name)
+    elif start.run_dir is None and not leads:
+        run = run.parent  # the leader will say which folder it is
+    run = run.absolute()
+    if start.fresh and leads and RunFolder(run).job.exists():
+        _set_aside(RunFolder(run))
+    named = [f"--run-dir={run}"] if leads or start.run_dir is not None else []
+    enter(loaded, run, ["train", str(job.absolute()), *options, *named], job_file=job.absolute())
 
 
 def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> Nodes | None:
@@ -120,6 +158,21 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
     )
 
 
+def _preflight(loaded: LoadedJob, start: Start, nodes: Nodes | None, language: Language) -> None:
+    """The quick part of `dure doctor`. Several nodes are refused what one machine is only warned of: there, somebody
+    sees it fail, and a team of one node fails alone."""
+    findings = quick_checks(
+        loaded,
+        leader=None if nodes is None else nodes.leader,
+        run_folder=start.run_dir or _default_folder(loaded, nodes),
+    )
+    if nodes is not None:
+        refuse_bad(findings, language)
+    for finding in findings:
+        if finding.level == "bad":
+            _say(in_one_line(finding, language))
+
+
 def _launch(
     loaded: LoadedJob, folder: RunFolder, language: Language, port: int, joined: Joined | None
 ) -> list[RankResult]:
@@ -134,7 +187,8 @@ def _launch(
 
     def restarted(again: Restart) -> None:
         if display is not None:
-            display.restarted(again.cause, again.without_progress, again.max_restarts)
+            ranks = again.ranks or team.ranks * loaded.job.cluster.nodes
+            display.restarted(again.cause, again.without_progress, again.max_restarts, ranks)
 
     def tick() -> None:
         if display is not None:
@@ -162,6 +216,7 @@ def _launch(
             on_tick=tick,
             grace_seconds=0.0,  # a rank has nothing to do after its last word, and takes SIGTERM for a wish to save
             max_restarts=team.max_restarts,
+            min_ranks=team.min_ranks,
             on_restart=restarted,
             ask_to_stop=ask_to_stop if _resumable(loaded) else None,
             joined=joined,
@@ -219,14 +274,8 @@ def _facts(loaded: LoadedJob) -> dict[str, str]:
         "torch": importlib.metadata.version("torch"),
         "dure": importlib.metadata.version("dure"),
         "job (sha256)": hashlib.sha256(job.encode()).hexdigest(),
+        "image (sha256)": digest_inside() or "none",
     }
-
-
-def _fresh_folder(choose_run: Callable[[], Path], nodes: Nodes) -> Path:
-    """The run's folder, without what an earlier run there said of its ranks: before any node starts one."""
-    path = choose_run()
-    forget_last_run(RunFolder(path), nodes.count * nodes.ranks)
-    return path
 
 
 def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
@@ -236,25 +285,37 @@ def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
     return Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+def _named_by_time(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
 def _say(text: str) -> None:
     print(f"dure: {text}", file=sys.stderr, flush=True)
 
 
-def new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False) -> RunFolder:
-    """The run's folder: one that holds no run yet, unless this is a run that `goes_on`."""
-    path = run_dir or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    folder = RunFolder(path.absolute())
-    if folder.job.exists() and fresh:
-        aside = next(
-            place
-            for n in itertools.count(1)
-            if not (place := folder.path.with_name(f"{path.name}.{n}")).exists()
-        )
+def _set_aside(folder: RunFolder) -> None:
+    """Move an earlier run out of the way; nothing is deleted."""
+    path = folder.path
+    aside = next(
+        place for n in itertools.count(1) if not (place := path.with_name(f"{path.name}.{n}")).exists()
+    )
+    with Claim(folder):  # nobody trains there
         try:
-            folder.path.rename(aside)
+            path.rename(aside)
         except OSError as error:
             raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
-        print(f"dure: the earlier run is in {aside} now", file=sys.stderr)
+    _say(f"the earlier run is in {aside} now")
+
+
+@contextlib.contextmanager
+def new_run(
+    run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False
+) -> Iterator[RunFolder]:
+    """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`."""
+    path = run_dir or _named_by_time(name)
+    folder = RunFolder(path.absolute())
+    if folder.job.exists() and fresh:
+        _set_aside(folder)
     elif folder.job.exists() and not goes_on:
         raise UsageError(
             f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"
@@ -265,4 +326,5 @@ def new_run(run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bo
         raise UsageError(
             f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
         ) from None
-    return folder
+    with Claim(folder):
+        yield folder

@@ -23,6 +23,9 @@ from typing import Literal
 
 from dure.errors import UsageError
 
+KEEP_VARIABLE = "DURE_KEEP"
+"""How our launcher tells its ranks where states outlive them: its pid, and its descriptors of the memory."""
+
 Launcher = Literal["dure", "torchrun", "srun", "hand", "alone"]
 
 LOOPBACK = "127.0.0.1"

@@ -1,10 +1,13 @@
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from images import why_no_image_here
 from slurm import SlurmCluster, why_not_here
 
 from dure.bench import s3_server
+from dure.image.build import build
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +40,16 @@ def s3(s3_running: s3_server.S3Server, monkeypatch: pytest.MonkeyPatch) -> s3_se
     for name, value in s3_running.environment().items():
         monkeypatch.setenv(name, value)
     return s3_running
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of dure and what it requires, built once for all tests of the session."""
+    reason = why_no_image_here()
+    if reason is not None:
+        pytest.skip(f"image: {reason}")
+    folder = tmp_path_factory.mktemp("image")
+    folder.chmod(0o755)  # a user who is not root reads it too
+    out = folder / "pytorch_squash.sqsh"
+    build(out, packages=["dure"], level=1)
+    return out

@@ -10,7 +10,10 @@ from slurm import why_not_here
 from dure.bench import openmpi
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "system-packages"
-COMMANDS = ("dpkg-query", "shellcheck", "srun", "munged", "ip", "mpirun", "ps", "nft", "ssh", "sshd")
+COMMANDS = (
+    *("dpkg-query", "shellcheck", "srun", "munged", "ip", "mpirun", "ps", "nft", "ssh", "sshd"),
+    *("bwrap", "mksquashfs", "squashfuse"),
+)
 ALL_INSTALLED = all(shutil.which(name) for name in COMMANDS) and openmpi.is_installed()
 
 
@@ -41,5 +44,7 @@ def test_a_plain_user_is_told_what_is_missing_and_the_tests_go_on():
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    assert "missing: iproute2 munge nftables openmpi-bin openssh-client openssh-server procps" in line
+    assert (
+        "missing: bubblewrap iproute2 munge nftables openmpi-bin openssh-client openssh-server procps" in line
+    )
     assert "skipped by name" in line

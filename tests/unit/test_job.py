@@ -61,6 +61,20 @@ def test_an_option_of_its_own_is_the_source_it_names(tmp_path):
     assert values["team.ranks"] == (4, "--ranks 4")
 
 
+def test_a_span_of_ranks_names_the_least_and_the_most(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(GOOD)
+    team = load_job(path, {}, "2:8").job.team
+    assert (team.min_ranks, team.ranks) == (2, 8)
+    team = load_job(path, {"team.min_ranks": "3"}, "2").job.team
+    assert (team.min_ranks, team.ranks) == (None, 2)
+    with pytest.raises(JobError, match="turn them round"):
+        load_job(path, {}, "8:2")
+    for wrong in ("two", "2:", ":8", "2:4:8", ""):
+        with pytest.raises(JobError, match=r"such as 8, or .* such as 2:8"):
+            load_job(path, {}, wrong)
+
+
 def test_the_ranks_read_what_the_launcher_wrote(job):
     loaded = job()
     assert LoadedJob.from_json(loaded.to_json()) == loaded

@@ -12,13 +12,13 @@ from torch import nn
 
 from dure.errors import DureError, PeerLost, StorageError, WeightsError
 from dure.exchange.group import Group
+from dure.exchange.together import raise_first, together
 from dure.loading.build import build, sketch
 from dure.loading.devices import choose_way
 from dure.loading.filling import Target, fill, fingerprint_of, fingerprint_of_tensors
 from dure.loading.header import TensorAt
 from dure.loading.loader import place_of
 from dure.loading.source import Source
-from dure.loading.together import raise_first, together
 from dure.loading.windows import STAGING_BYTES, cut, window_bytes_for
 
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.float64)

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from dure.checkpoint.cadence import MOST_STEPS, Cadence, Costs
-from dure.checkpoint.memory import KEEP_VARIABLE, memory_tier
+from dure.checkpoint.memory import memory_tier
 from dure.checkpoint.slot import Record, Slot
 from dure.checkpoint.state import Share, capture, restore
 from dure.events import Noted, Recorder, read_events
 from dure.exchange.group import Group
 from dure.launch.keep import Keep
+from dure.world import KEEP_VARIABLE
 
 
 class Trained:
@@ -135,6 +136,7 @@ def test_the_newest_state_is_found_by_a_new_team_and_a_damaged_one_is_not():
         # The next one takes the damaged one's place, not that of the last good one.
         tier.begin(4)
         tier.keep(lambda share: trained.capture(share, 5), 5, "")
+        tier.settle()
         assert sorted(slot.records()[0].step for slot in tier._slots) == [4, 5]
         tier.close()
 

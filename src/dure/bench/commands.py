@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, cast
 
@@ -59,6 +60,29 @@ def bench_recover(
     from dure.bench import recover
 
     print_figures(recover, recover.bench_recover(ranks=ranks, rounds=rounds), as_json)
+
+
+@bench.command("checkpoint")
+def bench_checkpoint(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    rounds: Annotated[
+        int, typer.Option(help="Interleaved whole runs of each kind; medians are printed.")
+    ] = 2,
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "runs,stalls,saves,memory",
+    folder: Annotated[
+        Path | None, typer.Option(help="On the disk to measure.", show_default="for temporary files")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model and short runs: whether it works, not figures.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What checkpoints cost a run of 100 M parameters, beside torch.save and torch's own checkpoints."""
+    from dure.bench import checkpoint
+
+    size = checkpoint.QUICK if quick else checkpoint.Size(rounds=rounds)
+    figures = checkpoint.bench_checkpoint(ranks=ranks, size=size, only=only.split(","), folder=folder)
+    print_figures(checkpoint, figures, as_json)
 
 
 @bench.command("reduce")

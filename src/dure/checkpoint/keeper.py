@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from dure import events
 from dure.checkpoint.find import newest_state
 from dure.checkpoint.manifest import Manifest
@@ -113,6 +115,10 @@ class Keeper:
         self._saved_at = time.monotonic()
         self._begun_step = int(state.facts["step"])
         self._saver.begin(state)
+
+    def room(self, state: State) -> torch.Tensor:
+        """The memory that such a state is copied to before it is written."""
+        return self._saver.room(state)
 
     def is_saved(self, step: int) -> bool:
         """Whether the state before this step is saved, or on its way."""

@@ -14,16 +14,17 @@ from pathlib import Path
 
 import torch
 
+from dure.checkpoint.background import Background
 from dure.checkpoint.cadence import Cadence, Costs
 from dure.checkpoint.slot import Slot
 from dure.checkpoint.spread import spread
 from dure.checkpoint.state import Share, State, WholeState
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
+from dure.world import KEEP_VARIABLE
 
-KEEP_VARIABLE = "DURE_KEEP"
-"""Set by the launcher: its pid and the descriptors of its slots."""
 _SHARE_OF_FREE_MEMORY = 0.5
+_SIGN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class MemoryTier:
         self._cadence = Cadence.begin(every, 0)
         self._next_slot = 0
         self._kept_at: tuple[int, float] | None = None
+        # A fingerprint takes half as long as the copy; the step need not wait for it.
+        self._signing = Background("sign for a state")
+        self._has_room = False
 
     def newest(self) -> Found | None:
         """The newest state that any node has whole and sound; other nodes are given it. None when there is none."""
@@ -74,6 +78,15 @@ class MemoryTier:
         own = records[self.share.part] if len(records) == self.share.parts else None
         return Found(slot.state(records[0]), slot.events(own) if own is not None else "")
 
+    def left_behind(self) -> dict[int, str]:
+        """Of the state that `newest` found, when a team of another size kept it: what ranks of that team, by number,
+        had recorded and might not have brought to the disk. Each rank of this team sees to some of them."""
+        slot = self._slots[1 - self._next_slot]
+        records = slot.records() or []
+        if len(records) == self.share.parts:
+            return {}  # each finds its own
+        return {record.part: slot.events(record) for record in records[self.share.part :: self.share.parts]}
+
     def begin(self, step: int) -> None:
         """The run goes on with `step`: count from here."""
         self._cadence = Cadence.begin(self._cadence.every, step)
@@ -87,14 +100,35 @@ class MemoryTier:
         """Keep the state before `step`; `events` are this rank's that might not be on disk yet."""
         began = time.perf_counter()
         state = capture(self.share)
-        if self._cadence.kept == 0 and not self._have_room(state):
+        if not self._have_room(state):
             return
-        self._slots[self._next_slot].write(state, self.share.part, self.share.parts, events)
+        # The one before must be whole first: this one goes into the slot of the one before that.
+        self.settle()
+        signing_seconds = self._signing.cpu_seconds  # the last one's
+        sign = self._slots[self._next_slot].fill(state, self.share.part, self.share.parts, events)
         self._next_slot = 1 - self._next_slot
-        done = time.perf_counter()
-        costs = self._agree_on_costs(done - began, began, step) if self._cadence.asks else None
+        copying_seconds = time.perf_counter() - began
+        self._signing.begin(sign, copying_seconds)
+        spent = copying_seconds + signing_seconds
+        costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)
         self._kept_at = (step, time.perf_counter())
+
+    def rooms(self, state: State) -> list[torch.Tensor]:
+        """The memory that this rank's states will be copied to, if there is room for them."""
+        if not self._have_room(state):
+            return []
+        return [room for slot in self._slots for room in slot.rooms(state, self.share.parts)]
+
+    def settle(self) -> None:
+        """Wait until this rank has signed for the state that it kept last: only then it counts."""
+        if not self._signing.wait(_SIGN_SECONDS):
+            raise CheckpointError(f"a state in memory was not signed for within {_SIGN_SECONDS:.0f} s")
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that this node's states take."""
+        return sum(slot.held_bytes for slot in self._slots)
 
     @property
     def every(self) -> int:
@@ -103,6 +137,7 @@ class MemoryTier:
 
     def close(self) -> None:
         """Let go of the slots; the launcher keeps them."""
+        self.settle()
         for slot in self._slots:
             slot.close()
 
@@ -134,14 +169,17 @@ class MemoryTier:
 
     def _have_room(self, state: State) -> bool:
         """Agree on whether two states fit beside everything else."""
-        held = sum(slot.held_bytes for slot in self._slots)  # by an earlier team: it is ours already
-        needed, free = 2 * state.table.nbytes - held, free_memory_bytes()
+        if self._has_room or self.trouble:
+            return self._has_room
+        # What an earlier team held is ours already.
+        needed, free = 2 * state.table.nbytes - self.held_bytes, free_memory_bytes()
         trouble = ""
         if needed > free * _SHARE_OF_FREE_MEMORY:
             trouble = f"two states need {needed / 2**20:.0f} MiB, and only {free / 2**20:.0f} MiB of memory are free"
         everyones = self._group.gather(trouble, "making room for states")
         self.trouble = next((told for told in everyones if told), "")
-        return not self.trouble
+        self._has_room = not self.trouble
+        return self._has_room
 
     def _agree_on_costs(self, state_seconds: float, began: float, step: int) -> Costs:
         since, at = self._kept_at or (step - 1, began)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
+import mmap
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from dure.checkpoint.manifest import File
-from dure.checkpoint.state import Piece, State, typed
+from dure.checkpoint.state import Piece, State
 from dure.checkpoint.table import Place, Table
+from dure.exchange.copying import copy_into
 from dure.fingerprint import raw_bytes
 from dure.loading.header import DTYPES
 from dure.storage import Store
@@ -31,14 +35,18 @@ class Snapshot:
         """Copy the share: the only thing that a step has to wait for."""
         # Wide types first, so that every element is aligned in the memory and in the file without a gap.
         ordered = sorted(state.pieces, key=lambda piece: (-piece.place.dtype.itemsize, piece.offset))
-        nbytes = sum(piece.nbytes for piece in ordered)
-        if self._memory.numel() != nbytes:
-            self._memory = torch.empty(nbytes, dtype=torch.uint8)
-        at = 0
-        for piece in ordered:
-            typed(self._memory, piece.place.dtype, at, piece.nbytes).copy_(piece.values)
-            at += piece.nbytes
+        self.room(state)
+        ends = itertools.accumulate(piece.nbytes for piece in ordered)
+        places = [end - piece.nbytes for piece, end in zip(ordered, ends, strict=True)]
+        copy_into(self._memory, places, [piece.values for piece in ordered])
         self._pieces, self._table = tuple(ordered), state.table
+
+    def room(self, state: State) -> torch.Tensor:
+        """The memory that such a share is copied to."""
+        nbytes = sum(piece.nbytes for piece in state.pieces)
+        if self._memory.numel() != nbytes:
+            self._memory = _staging(nbytes)
+        return self._memory
 
     def write(self, store: Store, folder: str, name: str) -> File:
         """Write the copy under `folder`/`name`; returns what the manifest has to say of it."""
@@ -58,6 +66,16 @@ class Snapshot:
         position = {place.name: at for at, place in enumerate(self._table.places)}
         pieces = tuple((position[p.place.name], p.start, p.stop) for p in self._pieces)
         return File(name, len(head) + len(data), digest.hexdigest(), len(head), pieces)
+
+
+def _staging(nbytes: int) -> torch.Tensor:
+    """Memory of large pages, where the kernel has some: it is there sooner, and copied to faster."""
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def header_of(pieces: Iterable[tuple[Place, int, int]]) -> bytes:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
+from dure.checkpoint.background import Background
 from dure.checkpoint.find import entries
 from dure.checkpoint.manifest import MANIFEST, PREFIX, SAVING, File, Manifest, check_files
 from dure.checkpoint.parts import Snapshot
@@ -59,12 +61,16 @@ class Saver:
         self._flush = flush
         self._done = done
         self._snapshot = Snapshot()
-        self._thread: threading.Thread | None = None
+        self._writing = Background("checkpoint")
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is still being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._writing.busy
+
+    def room(self, state: State) -> torch.Tensor:
+        """The memory that such a state's share is copied to."""
+        return self._snapshot.room(state)
 
     def begin(self, state: State) -> float:
         """Copy this rank's share and start to write it; returns the seconds that the copy took.
@@ -77,19 +83,13 @@ class Saver:
         copied = time.perf_counter() - began
         # What the thread holds must not keep the live tensors: they are the next step's.
         facts, table = state.facts, state.table
-        self._thread = threading.Thread(
-            target=lambda: self._done(self._save(facts, Manifest(facts, table, ()))),
-            name="checkpoint",
-            daemon=True,
-        )
-        self._thread.start()
+        self._writing.begin(lambda: self._done(self._save(facts, Manifest(facts, table, ()))), copied)
         return copied
 
     def wait(self, alive: Callable[[], None] = lambda: None) -> bool:
         """Wait for the checkpoint under way, calling `alive` meanwhile; False when it takes too long."""
         deadline = time.monotonic() + WRITE_SECONDS
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(0.2)
+        while not self._writing.wait(0.2):
             alive()
             if time.monotonic() > deadline:
                 return False

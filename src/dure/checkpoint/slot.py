@@ -19,7 +19,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ _MOST_PARTS = 1024
 _RECORD_BYTES = 64
 _JOURNAL_BYTES = 1 << 20
 _FACTS_BYTES = 64 << 20
+_FINGERPRINT_DIGITS = 16
 _RECORD = struct.Struct("<IIqQQQQ")
 _CHECK = struct.Struct("<I")
 
@@ -72,11 +73,19 @@ class Slot:
 
     def write(self, state: State, part: int, parts: int, events: str) -> None:
         """Put this rank's part in place; whole when all `parts` have done so."""
-        facts = json.dumps([state.facts, state.table.to_plain()]).encode()
+        self.fill(state, part, parts, events)()
+
+    def fill(self, state: State, part: int, parts: int, events: str) -> Callable[[], None]:
+        """Copy this rank's part: all that a step has to wait for. What it returns signs for the copy; it needs only
+        the copy, takes a fingerprint of it, and may run in another thread."""
+        facts = f"[{json.dumps(state.facts)}, {state.table.json}]".encode()
         if parts > _MOST_PARTS or len(facts) > _FACTS_BYTES:
             raise CheckpointError(
                 f"a state of {parts} parts and {len(facts)} bytes of facts cannot be kept in memory"
             )
+        runs = _joined((piece.offset, piece.nbytes) for piece in state.pieces)
+        journal = _fitting(runs, events)
+        step = int(state.facts["step"])
         memory = self._mapped(_tensors_at(parts) + state.table.nbytes)
         record_at = part * _RECORD_BYTES
         memory[record_at : record_at + _RECORD_BYTES] = bytes(_RECORD_BYTES)  # no longer whole
@@ -85,21 +94,23 @@ class Slot:
             memory[at : at + len(facts)] = facts
         tensors = _bytes_of(memory, _tensors_at(parts), state.table.nbytes)
         state.copy_into(tensors)
+
+        def sign() -> None:
+            told = json.dumps({**journal, "fingerprint": _fingerprint(tensors, runs)}).encode()
+            at = _journal_at(part)
+            memory[at : at + len(told)] = told
+            hashes = xxhash.xxh3_64_intdigest(facts), xxhash.xxh3_64_intdigest(told)
+            packed = Record(part, parts, step, len(facts), hashes[0], len(told), hashes[1]).pack()
+            memory[record_at : record_at + len(packed)] = packed
+
+        return sign
+
+    def rooms(self, state: State, parts: int) -> list[torch.Tensor]:
+        """Where `fill` will copy this rank's part to."""
+        memory = self._mapped(_tensors_at(parts) + state.table.nbytes)
+        tensors = _bytes_of(memory, _tensors_at(parts), state.table.nbytes)
         runs = _joined((piece.offset, piece.nbytes) for piece in state.pieces)
-        journal = _journal(runs, _fingerprint(tensors, runs), events)
-        at = _journal_at(part)
-        memory[at : at + len(journal)] = journal
-        record = Record(
-            part,
-            parts,
-            int(state.facts["step"]),
-            len(facts),
-            xxhash.xxh3_64_intdigest(facts),
-            len(journal),
-            xxhash.xxh3_64_intdigest(journal),
-        )
-        packed = record.pack()
-        memory[record_at : record_at + len(packed)] = packed
+        return [tensors[start : start + nbytes] for start, nbytes in runs]
 
     def records(self) -> list[Record] | None:
         """Those of all parts, if all speak of the same state."""
@@ -208,11 +219,10 @@ def _fingerprint(tensors: torch.Tensor, runs: Sequence[Sequence[int]]) -> str:
     return digest.hexdigest()
 
 
-def _journal(runs: list[tuple[int, int]], fingerprint: str, events: str) -> bytes:
-    told = {"runs": runs, "fingerprint": fingerprint, "events": events}
-    journal = json.dumps(told).encode()
-    if len(journal) > _JOURNAL_BYTES:  # events that are many are mostly on disk already
-        journal = json.dumps({**told, "events": ""}).encode()
-    if len(journal) > _JOURNAL_BYTES:
-        raise CheckpointError(f"a state in {len(runs)} pieces a rank cannot be kept in memory")
-    return journal
+def _fitting(runs: list[tuple[int, int]], events: str) -> dict[str, Any]:
+    """A part's journal, still without its fingerprint, that has room in the slot."""
+    for told in (events, ""):  # events that are many are mostly on disk already
+        journal = {"runs": runs, "fingerprint": "0" * _FINGERPRINT_DIGITS, "events": told}
+        if len(json.dumps(journal)) <= _JOURNAL_BYTES:  # json.dumps gives ASCII: as many bytes as characters
+            return journal
+    raise CheckpointError(f"a state in {len(runs)} pieces a rank cannot be kept in memory")

@@ -18,6 +18,7 @@ import torch
 from dure.checkpoint.plain import from_plain, to_plain
 from dure.checkpoint.table import Place, Table, cut, dtype_named
 from dure.errors import CheckpointError
+from dure.exchange.copying import copy_into
 from dure.exchange.group import Group
 from dure.exchange.handover import flat
 from dure.fingerprint import named_weights
@@ -93,8 +94,7 @@ class State:
 
     def copy_into(self, whole: torch.Tensor) -> None:
         """Copy this rank's share to its place in a memory (uint8) of `table.nbytes` bytes."""
-        for piece in self.pieces:
-            typed(whole, piece.place.dtype, piece.offset, piece.nbytes).copy_(piece.values)
+        copy_into(whole, [piece.offset for piece in self.pieces], [piece.values for piece in self.pieces])
 
 
 @dataclass(frozen=True)
@@ -130,18 +130,18 @@ def capture(
 
     With `sharing` it is a collective call of those ranks.
     """
-    weights = {MODEL + name: tensor for name, tensor in named_weights(module)}
-    own, values = _optimizer_state(module, optimizer, sharing)
-    specs = {name: (held.tensor.dtype, held.shape) for name, held in own.items()}
+    named, ties = _weights_and_ties(module)
+    weights = {MODEL + name: tensor for name, tensor in named.items()}
+    own, values = _optimizer_state(named, optimizer, sharing)
+    specs = {name: (held.value.dtype, held.shape) for name, held in own.items()}
     if sharing is not None:
         specs, values = _everyones(specs, values, sharing.ranks)
     shapes = ((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items())
     table = Table.of([*shapes, *((name, *specs[name]) for name in sorted(specs))])
-    live = {**weights, **{name: held.tensor for name, held in own.items()}}
     return State(
         {
             "format": FORMAT,
-            "model": {"ties": ties_of(module), "not_persistent": sorted(_not_persistent(module))},
+            "model": {"ties": ties, "not_persistent": sorted(_not_persistent(module))},
             "optimizer": {
                 "kind": type(optimizer).__name__,
                 "groups": [
@@ -153,7 +153,7 @@ def capture(
             **facts,
         },
         table,
-        tuple(_pieces(table, live, own, share, sharing)),
+        tuple(_pieces(table, weights, own, share, sharing)),
     )
 
 
@@ -175,70 +175,80 @@ def restore(
         schedule.load_state_dict(from_plain(whole.facts["schedule"]))
 
 
-def ties_of(module: torch.nn.Module) -> dict[str, str]:
-    """Further names of tensors that are in the state once: name → the name it is under."""
-    first = {id(tensor): name for name, tensor in named_weights(module)}
-    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
+def _weights_and_ties(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What `named_weights` gives, and further names of the same tensors: name → the name it is under.
+
+    In one walk through the model: a step waits for this.
+    """
+    first: dict[int, str] = {}
+    weights, ties = {}, {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        known = first.setdefault(id(tensor), name)
+        if known == name:
+            weights[name] = tensor
+        else:
+            ties[name] = known
+    return dict(sorted(weights.items())), ties
 
 
 @dataclass(frozen=True)
 class _Held:
     """A tensor of the optimizer's state: what this rank has of it, and the shape of all of it."""
 
-    tensor: torch.Tensor
-    """Flat."""
+    value: torch.Tensor
     shape: tuple[int, ...]
     start: int = 0
+    like: torch.Tensor | None = None
+    """What it has an element for each element of, if so."""
+
+    def flat(self) -> torch.Tensor:
+        """In the order that the parameter has in memory: that is how a sharded optimizer cuts it."""
+        value, like = self.value.detach(), self.like
+        if like is not None and like.is_contiguous() and value.is_contiguous():
+            return value.view(-1)
+        if like is None or not torch.ops.aten.is_non_overlapping_and_dense(like):
+            return value.contiguous().view(-1)
+        if value.stride() != like.stride():
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        return flat(value)
 
 
 def _optimizer_state(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, sharing: Sharing | None
+    named: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, sharing: Sharing | None
 ) -> tuple[dict[str, _Held], dict[str, dict[str, Any]]]:
     """This rank's tensors of the optimizer's state by name, and what in it is no tensor, by parameter."""
     tensors: dict[str, _Held] = {}
     values: dict[str, dict[str, Any]] = {}
-    for name, held, part in _optimized(module, optimizer, sharing):
+    for name, held, part in _optimized(named, optimizer, sharing):
         for key, value in sorted(optimizer.state.get(held, {}).items()):
             if not isinstance(value, torch.Tensor):
                 values.setdefault(name, {})[key] = to_plain(value, f"the optimizer's {key} of {name}")
             elif value.shape == held.shape and key != COUNTER:
-                shape = (
-                    tuple(part.parameter.shape)
-                    if part.parameter.is_contiguous()
-                    else (part.parameter.numel(),)
-                )
-                tensors[f"{OPTIMIZER}{name}/{key}"] = _Held(_in_memory_order(held, value), shape, part.start)
+                whole = part.parameter
+                shape = tuple(whole.shape) if whole.is_contiguous() else (whole.numel(),)
+                tensors[f"{OPTIMIZER}{name}/{key}"] = _Held(value, shape, part.start, held)
             elif part.start == 0:  # a counter: every part has it, the first part's counts
-                own = value.detach().contiguous().view(-1)
-                tensors[f"{OPTIMIZER}{name}/{key}"] = _Held(own, tuple(value.shape))
+                tensors[f"{OPTIMIZER}{name}/{key}"] = _Held(value, tuple(value.shape))
     return tensors, values
 
 
 def _optimized(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, sharing: Sharing | None
+    named: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, sharing: Sharing | None
 ) -> Iterator[tuple[str, torch.Tensor, Part]]:
     """Name, tensor in the optimizer, and which part of the parameter it is, of all that this rank updates."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names = {id(parameter): name for name, parameter in named.items()}
     parts = {} if sharing is None else sharing.parts
     for group in optimizer.param_groups:
         for held in group["params"]:
             part = parts.get(held) or Part(held, 0, held.numel())
-            if part.parameter not in names:
+            if id(part.parameter) not in names:
                 raise CheckpointError(
                     f"the optimizer has a parameter of shape {tuple(part.parameter.shape)} that is not the model's"
                 )
-            yield names[part.parameter], held, part
-
-
-def _in_memory_order(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A state of the parameter's shape, flat, in the order that the parameter has in memory: that is how
-    a sharded optimizer cuts it."""
-    if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
-        return value.detach().contiguous().view(-1)
-    if value.stride() != parameter.stride():
-        value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-    return flat(value)
+            yield names[id(part.parameter)], held, part
 
 
 def _everyones(
@@ -255,7 +265,7 @@ def _everyones(
 
 def _pieces(
     table: Table,
-    live: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     own: Mapping[str, _Held],
     share: Share,
     sharing: Sharing | None,
@@ -263,15 +273,17 @@ def _pieces(
     """What all ranks hold is cut into equal shares; of a sharded optimizer, each rank gives what it has."""
     alike = [place for place in table.places if sharing is None or not place.name.startswith(OPTIMIZER)]
     for place, start, stop in cut(alike, share.part, share.parts):
-        yield Piece(place, start, stop, _flat(live[place.name])[start:stop])
+        held = own.get(place.name)
+        values = _flat(weights[place.name]) if held is None else held.flat()
+        yield Piece(place, start, stop, values[start:stop])
     if sharing is None:
         return
     for name, held in sorted(own.items()):
-        length = held.tensor.numel()
+        length = held.value.numel()
         first, end = (length * at // sharing.nodes for at in (sharing.node, sharing.node + 1))
         if first < end:
             place = table.by_name[name]
-            yield Piece(place, held.start + first, held.start + end, held.tensor[first:end])
+            yield Piece(place, held.start + first, held.start + end, held.flat()[first:end])
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -329,7 +341,7 @@ def _restore_optimizer(
             keys.setdefault(name, []).append(key)
     optimizer.state.clear()
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    for name, held, part in _optimized(module, optimizer, sharing):
+    for name, held, part in _optimized(dict(named_weights(module)), optimizer, sharing):
         state = {key: from_plain(value) for key, value in told["values"].get(name, {}).items()}
         for key in keys.get(name, []):
             state[key] = _restored(whole, f"{OPTIMIZER}{name}/{key}", key, held, part, groups[held])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -45,12 +46,7 @@ class Table:
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Table:
         """Lay them out one after the other."""
-        places, start = [], 0
-        for name, dtype, shape in tensors:
-            place = Place(name, dtype, shape, start)
-            places.append(place)
-            start += -(-place.nbytes // LINE_BYTES) * LINE_BYTES
-        return cls(tuple(places))
+        return _laid_out(tuple(tensors))
 
     @cached_property
     def nbytes(self) -> int:
@@ -63,6 +59,11 @@ class Table:
         """Each by its name."""
         return {place.name: place for place in self.places}
 
+    @cached_property
+    def json(self) -> str:
+        """What `to_plain` gives, as text."""
+        return json.dumps(self.to_plain())
+
     def to_plain(self) -> list[list[Any]]:
         """For JSON."""
         return [[p.name, str(p.dtype).removeprefix("torch."), list(p.shape)] for p in self.places]
@@ -74,6 +75,17 @@ class Table:
             return cls.of((name, dtype_named(dtype), tuple(map(int, shape))) for name, dtype, shape in told)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"its list of tensors cannot be read ({error})") from None
+
+
+@lru_cache(maxsize=4)
+def _laid_out(tensors: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> Table:
+    """A run has the same table at every step, and its steps wait for it."""
+    places, start = [], 0
+    for name, dtype, shape in tensors:
+        place = Place(name, dtype, shape, start)
+        places.append(place)
+        start += -(-place.nbytes // LINE_BYTES) * LINE_BYTES
+    return Table(tuple(places))
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -27,11 +27,16 @@ class Outcome:
     same_bits: bool | None
     """None: it could not be tried, see `trouble`."""
     noticed_seconds: float | None
-    """Until the launcher knew; None where there was nothing to notice."""
+    """Until the launcher knew, or with `disk-full` until the user was told; None: there was nothing to notice."""
     resumed_seconds: float | None
     """Until the next step was done by all ranks."""
     steps_repeated: int | None
     trouble: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain values; the trouble only where there was some."""
+        plain = asdict(self)
+        return plain if self.trouble is not None else {k: v for k, v in plain.items() if k != "trouble"}
 
 
 def drill(
@@ -68,14 +73,7 @@ def drill(
         say(f"{name} at step {step}")
         attempt = Attempt(job, RunFolder(folder / name), ranks, [*base, *fault.arguments])
         outcomes.append(_tried(name, fault, attempt, step, dice, sha256))
-    return {
-        "weights_sha256": sha256,
-        "steps": steps,
-        "ranks": ranks,
-        "seed": seed,
-        "same_bits": all(outcome.same_bits is not False for outcome in outcomes),
-        "faults": [asdict(outcome) for outcome in outcomes],
-    }
+    return {"weights_sha256": sha256, "faults": [outcome.as_json() for outcome in outcomes]}
 
 
 def _tried(name: str, fault: Fault, attempt: Attempt, step: int, dice: random.Random, sha256: str) -> Outcome:
@@ -106,6 +104,9 @@ def _outcome(name: str, fault: Fault, attempt: Attempt, injected: Injected, same
         if formed is None:
             return Outcome(name, injected.step, False, None, None, None, "the team never started again")
         later = later[formed:]
+    elif noticed_at is None:
+        lost = (event["at"] for event in later if event["kind"] == "checkpoint" and event["trouble"])
+        noticed_at = next(lost, None)
     first = next((event for event in later if event["kind"] == "step"), None)
     repeated = max(0, injected.step - first["step"]) if first is not None and fault.restarts else 0
     return Outcome(
@@ -136,7 +137,7 @@ def in_words(figures: dict[str, Any]) -> str:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines += [f"{fault['name']}: {fault['trouble']}" for fault in figures["faults"] if fault["trouble"]]
+    lines += [f"{fault['name']}: {fault['trouble']}" for fault in figures["faults"] if "trouble" in fault]
     return "\n".join([*(line.rstrip() for line in lines), f"undisturbed: {figures['weights_sha256']}"])
 
 

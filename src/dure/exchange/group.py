@@ -137,12 +137,6 @@ class Group:
             dist.all_gather_object(found, value, group=self.group)
         return found
 
-    def raise_together(self, trouble: str, what: str) -> None:
-        """Raise on all ranks what went wrong on one, so that nobody waits for it; "" is no trouble."""
-        for rank, text in enumerate(self.gather(trouble, what)):
-            if text:
-                raise UsageError(text if rank == 0 else f"rank {rank}: {text}")
-
     def twin(self, deadline_seconds: float) -> Group:
         """The whole world again, for another thread; a collective call of all its ranks."""
         if self.size == 1:

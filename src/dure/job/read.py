@@ -64,7 +64,7 @@ class LoadedJob:
 def load_job(
     path: Path,
     settings: Mapping[str, str] | None = None,
-    ranks: int | None = None,
+    ranks: int | str | None = None,
     nodes: str | None = None,
     hosts: str | None = None,
 ) -> LoadedJob:
@@ -85,9 +85,9 @@ def load_job(
     sources = dict.fromkeys(_leaves(raw), path.name)
     given = _parsed(settings or {})
     if ranks is not None:
-        given["team.ranks"] = (ranks, f"--ranks {ranks}")
+        given |= _span("--ranks", str(ranks), "team.ranks", "team.min_ranks")
     if nodes is not None:
-        given |= _range("cluster.nodes", "cluster.min_nodes", "--nodes", nodes)
+        given |= _span("--nodes", nodes, "cluster.nodes", "cluster.min_nodes")
     if hosts is not None:
         names = [name.strip() for name in hosts.split(",") if name.strip()]
         given["cluster.hosts"] = (names, f"--hosts {hosts}")
@@ -136,13 +136,13 @@ def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return values
 
 
-def _range(most: str, fewest: str, option: str, text: str) -> dict[str, tuple[Any, str]]:
-    """What `--nodes 2` or `--nodes 1:2` says of two settings."""
+def _span(option: str, text: str, most: str, least: str) -> dict[str, tuple[Any, str]]:
+    """What an option such as `--ranks 8` or `--ranks 2:8` says of two settings; the least, if it says one."""
     match = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text)
     if match is None:
-        raise JobError(f"{option} is {text!r}; give a number, or the fewest and the most, as in 1:2")
+        raise JobError(f"{option} {text}: write a number, such as 8, or the least and the most, such as 2:8")
     source = f"{option} {text}"
-    return {most: (int(match[2]), source), fewest: (int(match[1] or match[2]), source)}
+    return {most: (int(match[2]), source), least: (int(match[1]) if match[1] else None, source)}
 
 
 def _put(raw: dict[str, Any], dotted: str, value: Any) -> None:

@@ -105,14 +105,23 @@ def _arrange(order: dict[str, Any]) -> None:
     if order["processes"]:
         _mount("proc", "/proc", "proc")
     _fresh_sys()
+    _give_names(order["hosts"])
     sources = [os.open(source, os.O_PATH) for source, _, _ in order["binds"]]  # they may be covered soon
     for folder, kept, mode in order["covers"]:
         _cover(folder, kept, mode)
-    _bind_text(order["hosts"], "/etc/hosts")
     for descriptor, (source, target, writable) in zip(sources, order["binds"], strict=True):
         _bind(descriptor, os.path.isdir(f"/proc/self/fd/{descriptor}"), target)
         if not writable:
             _mount(source, target, None, _REMOUNT | _BIND | _READ_ONLY)
+
+
+def _give_names(hosts: str) -> None:
+    """Lay a file over /etc/hosts. It is in a file system that the place's own /dev/shm will cover: out of sight, and
+    yet not removed, for nothing can be mounted over a file that is."""
+    _mount("tmpfs", "/dev/shm", "tmpfs", data="mode=0755")
+    with open("/dev/shm/hosts", "x") as file:
+        file.write(hosts)
+    _bind(os.open(file.name, os.O_PATH), False, "/etc/hosts")
 
 
 def _fresh_sys() -> None:
@@ -131,15 +140,6 @@ def _cover(folder: str, kept: Sequence[str] | None, mode: str) -> None:
     _mount("tmpfs", folder, "tmpfs", data=f"mode={mode}")
     for path, descriptor, is_folder in held:
         _bind(descriptor, is_folder, path)
-
-
-def _bind_text(text: str, target: str) -> None:
-    """Lay a file over another. It stays there when its own name is gone, so that none is left anywhere."""
-    own = f"/dev/shm/{os.getpid()}"
-    with open(own, "x") as file:
-        file.write(text)
-    _bind(os.open(own, os.O_PATH), False, target)
-    os.unlink(own)
 
 
 def _bind(descriptor: int, is_folder: bool, target: str) -> None:

@@ -73,7 +73,7 @@ class TeamAgent(SimpleElasticAgent):
         stop: StopSignals,
         watch: HangWatch | None,
     ) -> None:
-        self._rendezvous_handler = Rendezvous(oversight, plan.folder.path.name, ranks.count)
+        self._rendezvous_handler = Rendezvous(oversight, plan.folder.path.name)
         spec = WorkerSpec(
             role="default",
             local_world_size=ranks.count,
@@ -120,7 +120,7 @@ class TeamAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         restarts = self._team.restarts
-        self._ranks.renumber(self._team.first_rank)
+        self._ranks.renumber(self._team.first_rank, self._team.sizes[self._team.place])
         starts = []
         for worker in worker_group.workers:
             env = _rank_environment(worker_group, worker)

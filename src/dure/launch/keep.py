@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from types import TracebackType
 
+from dure.world import KEEP_VARIABLE
+
 _SLOTS = 2
 """The last state and the one before: while one is written, the other is whole."""
-_VARIABLE = "DURE_KEEP"  # read by dure.checkpoint.memory
 
 
 class Keep:
@@ -25,7 +26,7 @@ class Keep:
     @property
     def environment(self) -> dict[str, str]:
         """What tells ranks where to find them."""
-        return {_VARIABLE: ":".join(map(str, (os.getpid(), *self._descriptors)))}
+        return {KEEP_VARIABLE: ":".join(map(str, (os.getpid(), *self._descriptors)))}
 
     def __enter__(self) -> Keep:
         return self

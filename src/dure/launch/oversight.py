@@ -21,7 +21,7 @@ _STORE_SECONDS = 30.0
 class Oversight(Protocol):
     """What the agent asks of whoever decides."""
 
-    def form(self, ranks: int) -> Team:
+    def form(self) -> Team:
         """Wait for the next team, and open its store where that is this node's part."""
 
     def look(self, step: int) -> Again | End | None:
@@ -38,22 +38,22 @@ class Alone:
     """One node: nobody to ask."""
 
     def __init__(
-        self, listener: socket.socket, max_restarts: int, on_restart: Callable[[Restart], None]
+        self, listener: socket.socket, patience: Patience, on_restart: Callable[[Restart], None]
     ) -> None:
         self._address, self._port = listener.getsockname()[:2]
         self._listener: socket.socket | None = listener
-        self._patience = Patience(max_restarts)
+        self._patience = patience
         self._on_restart = on_restart
         self._store: TCPStore | None = None
         self._answer: Again | End | None = None
 
-    def form(self, ranks: int) -> Team:
+    def form(self) -> Team:
         """A team of this node."""
         self._answer = None
         self._store, port = open_store(self._address, self._listener)
         self._listener = None
         host = socket.gethostname()
-        return Team(0, 0, [ranks], [host], [self._address], port, self._patience.restarts)
+        return Team(0, 0, [self._patience.ranks], [host], [self._address], port, self._patience.restarts)
 
     def look(self, step: int) -> Again | End | None:
         """What came of the last failure, or of the end."""
@@ -87,7 +87,7 @@ class UnderLeader:
         self._team = 0
         self._store: TCPStore | None = None
 
-    def form(self, ranks: int) -> Team:
+    def form(self) -> Team:
         """Wait for the leader's word."""
         team = self._member.next_team(self._check)
         if team.store_port == 0:
@@ -144,10 +144,9 @@ def open_store(address: str, listener: socket.socket | None) -> tuple[TCPStore, 
 class Rendezvous(RendezvousHandler):
     """Torch's agent meets through this; what it asks for is decided by an `Oversight`."""
 
-    def __init__(self, oversight: Oversight, run_id: str, ranks: int) -> None:
+    def __init__(self, oversight: Oversight, run_id: str) -> None:
         self._oversight = oversight
         self._run_id = run_id
-        self._ranks = ranks
         self.team: Team | None = None
         """The one that was formed last."""
 
@@ -162,7 +161,7 @@ class Rendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The next team."""
-        self.team = team = self._oversight.form(self._ranks)
+        self.team = team = self._oversight.form()
         meeting = RendezvousStoreInfo(team.addresses[0], team.store_port)
         # The agents have no use for the store: all that they must know of each other is in the team.
         return RendezvousInfo(HashStore(), team.place, len(team.sizes), meeting)

@@ -23,13 +23,22 @@ class Restart:
     """The furthest step that the run has been in."""
     at_ns: int
     """When the failure was noticed: CLOCK_MONOTONIC of this host."""
+    ranks: int
+    """Of the new team on this node."""
 
 
 class Patience:
-    """Counts restarts *without progress*: a run of weeks may lose a rank every day, a broken one must end."""
+    """Counts restarts *without progress*: a run of weeks may lose a rank every day, a broken one must end.
 
-    def __init__(self, max_restarts: int) -> None:
+    A team that may have fewer ranks goes on with one less before it is given up, and with one less again, until it
+    gets further.
+    """
+
+    def __init__(self, max_restarts: int, ranks: int, min_ranks: int | None = None) -> None:
         self.restarts = 0
+        self.ranks = ranks
+        """Of the next team on this node."""
+        self._min_ranks = ranks if min_ranks is None else min_ranks
         self._max_restarts = max_restarts
         self._without_progress = 0
         self._furthest = -1
@@ -45,9 +54,12 @@ class Patience:
             raise failed
         if self._first is None or step > self._furthest:
             self._first, self._furthest, self._without_progress = failed, step, 0
-        if self._without_progress == self._max_restarts:
+        if self._without_progress < self._max_restarts:
+            self._without_progress += 1
+        elif self.ranks > self._min_ranks:
+            self.ranks -= 1
+        else:
             raise self._given_up(self._first)
-        self._without_progress += 1
         self.restarts += 1
         return Restart(
             number=self.restarts,
@@ -57,6 +69,7 @@ class Patience:
             rank=failed.rank,
             step=step,
             at_ns=time.monotonic_ns(),
+            ranks=self.ranks,
         )
 
     def _given_up(self, first: RankFailed) -> RankFailed:

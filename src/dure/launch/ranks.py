@@ -198,19 +198,21 @@ class Ranks:
         self.poll()
         for descriptor in self._pidfds.values():
             os.close(descriptor)
-        for rank in self.numbers:
-            self._report_data[rank].clear()
+        for data in self._report_data.values():
+            data.clear()
         for known in (self.pids, self.ended, self.reports, self._pidfds):
             known.clear()
 
-    def renumber(self, first: int) -> None:
-        """Let the ranks that are started next have numbers from `first`: there may be fewer before them now."""
-        numbers = range(first, first + self.count)
+    def renumber(self, first: int, count: int) -> None:
+        """Let the next team have `count` ranks here, from the number `first` on; never more than at first."""
+        most = len(self._report_reads)
         known: tuple[dict[int, Any], ...] = (self._report_reads, self._report_writes, self._report_data)
         for by_rank in known:
-            values = [by_rank.pop(rank) for rank in self.numbers]
-            by_rank.update(zip(numbers, values, strict=True))
-        self.numbers = numbers
+            values = list(by_rank.values())
+            by_rank.clear()
+            by_rank.update(zip(range(first, first + most), values, strict=True))
+        self.count = count
+        self.numbers = range(first, first + count)
 
     def _wait_for_ends(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dure.errors import RankFailed, UsageError
 from dure.launch.keep import Keep
-from dure.launch.patience import Restart
+from dure.launch.patience import Patience, Restart
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -47,6 +47,7 @@ def run_team(
     preload: Sequence[str] = TORCH_WITH_DDP,
     grace_seconds: float = 1.0,
     max_restarts: int = 0,
+    min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
     joined: Joined | None = None,
@@ -63,7 +64,8 @@ def run_team(
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
     ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
-    told. The ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT.
+    told. Then, with `min_ranks`, it goes on with one rank less, and so on down to so many. The ranks find the number of
+    restarts in TORCHELASTIC_RESTART_COUNT.
 
     With `joined`, these are one node's ranks of a team of several nodes: the leader decides about restarts,
     `on_team` is told of each team, and the values are those of this node's ranks; `to_json` makes them fit for
@@ -93,6 +95,7 @@ def run_team(
         tee=tee,
         grace_seconds=grace_seconds,
         max_restarts=max_restarts,
+        min_ranks=min_ranks,
         on_restart=on_restart,
         ask_to_stop=ask_to_stop,
         joined=joined,
@@ -115,6 +118,7 @@ def launch(
     tee: bool,
     grace_seconds: float,
     max_restarts: int = 0,
+    min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
     joined: Joined | None = None,
@@ -175,7 +179,7 @@ def launch(
                     on_tick()
 
             oversight: Oversight = (
-                Alone(listener, max_restarts, tell)
+                Alone(listener, Patience(max_restarts, ranks, min_ranks), tell)
                 if joined is None
                 else UnderLeader(joined.member, wait, on_team, to_json)
             )

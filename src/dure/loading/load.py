@@ -22,6 +22,7 @@ from torch import nn
 
 from dure.errors import DureError, ModelRefused, ReplicasDiffer
 from dure.exchange.segment import Segment
+from dure.exchange.together import together
 from dure.fingerprint import raw_bytes
 from dure.loading.build import Built, Make, Sketch, build, sketch, sketch_of_folder
 from dure.loading.circle import (
@@ -40,7 +41,6 @@ from dure.loading.header import TensorAt
 from dure.loading.pickled import load_pickled
 from dure.loading.relay import ReadInto, Relay
 from dure.loading.source import Source, open_source
-from dure.loading.together import together
 from dure.loading.windows import cut, window_bytes_for
 from dure.storage import Store
 

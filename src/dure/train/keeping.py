@@ -13,14 +13,17 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__, events
+from dure.checkpoint.background import Background
 from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.keeper import STOP, Keeper
 from dure.checkpoint.memory import MemoryTier, memory_tier
+from dure.checkpoint.pages import make_present
 from dure.checkpoint.save import WRITE_SECONDS
 from dure.checkpoint.state import Share, State, WholeState, capture, restore
 from dure.checkpoint.where import location, open_to_write
-from dure.errors import DureError, Resumable
+from dure.errors import Resumable
 from dure.exchange.group import node_group
+from dure.exchange.together import together
 from dure.job import LoadedJob
 from dure.pulse import Phase
 from dure.run_folder import RunFolder
@@ -75,6 +78,7 @@ class Keeping:
         self._note = note
         self.keeper = self._keeper()
         self.memory = self._memory_tier()
+        self._readying = Background("memory for states", gives_way=True)
 
     def resume(self) -> None:
         """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
@@ -82,6 +86,11 @@ class Keeping:
         whole = self._newest_saved() if kept is None else kept.state
         if kept is not None:
             self.recorder.bring_in(kept.events)
+            if (
+                self.memory is not None and self.team.world.nodes == 1
+            ):  # elsewhere a part's rank had another number
+                for rank, lines in self.memory.left_behind().items():
+                    events.Recorder(self.folder.events(rank)).bring_in(lines)
             if self.keeper is not None:
                 self.keeper.follow(str(kept.state.facts["line"]))
         if whole is not None:
@@ -93,9 +102,23 @@ class Keeping:
         """What this rank asks for in the next step."""
         return self.keeper.wish() if self.keeper is not None else 0
 
+    def make_ready(self) -> None:
+        """Have the memory for states provided beside the next step. After the first one: before it, an optimizer may
+        have no state."""
+        rooms: list[torch.Tensor] = []
+        if self.memory is not None:
+            rooms += self.memory.rooms(self._state_to_keep(self.memory.share))
+        if self.keeper is not None:
+            rooms.append(self.keeper.room(self._state()))
+        self._readying.begin(lambda: make_present(rooms))
+
     def keep_if_due(self) -> None:
         """Keep the state in memory that outlives this rank."""
-        if self.memory is not None and self.memory.is_due(self.at.steps_done):
+        if self.memory is None:
+            return
+        # A state counts a step later at the latest, so that a crash never costs more than the steps between two.
+        self.memory.settle()
+        if self.memory.is_due(self.at.steps_done):
             self.memory.keep(self._state_to_keep, self.at.steps_done, self.recorder.unwritten())
             if self.memory.trouble:
                 self._note(f"no states are kept in memory: {self.memory.trouble}")
@@ -122,6 +145,8 @@ class Keeping:
 
     def save_last(self) -> None:
         """Save the end of the run, unless that was done, and wait until it is there."""
+        if self.memory is not None:
+            self.memory.settle()
         keeper = self.keeper
         if keeper is None:
             return
@@ -135,13 +160,13 @@ class Keeping:
         team, settings = self.team, self.loaded.job.checkpoint
         if not settings.wanted or not team.setting.sync:
             return None
-        trouble = ""
-        if team.is_leader:
-            try:
+
+        def make_it() -> str:
+            if team.is_leader:
                 open_to_write(self.loaded, self.folder)
-            except DureError as error:
-                trouble = str(error)
-        team.group.raise_together(trouble, "opening the storage of checkpoints")
+            return ""
+
+        together(team.group, "opening the storage of checkpoints", make_it)
         keeper = Keeper(
             open_to_write(self.loaded, self.folder),
             settings,

@@ -109,6 +109,8 @@ class Run:
                 and (batch.epoch + 1) % job.eval.every_epochs == 0
             ):
                 judging += self.evaluate()
+            if self.at.steps_done == self.start + 1:
+                self.keeping.make_ready()
             self.keeping.keep_if_due()
             self.keeping.save_if_due(outcome.wishes)
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
@@ -263,7 +265,7 @@ class Run:
         counted = str(events.sessions_in(self.folder.events(0))) if self.team.is_leader else ""
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
         cores = len(os.sched_getaffinity(0))
-        busy = section.ranks * section.threads
+        busy = self.team.world.local_size * section.threads
         if self.team.setting.device.type == "cpu" and busy < cores:
             self._note(
                 f"{cores - busy} of {cores} cores are idle; --ranks {min(cores // section.threads, section.shards)} "

@@ -90,7 +90,7 @@ class Council:
         self._enough_since: float | None = None
         self._in_team: list[int] = []
         self._team = 0
-        self._patience = Patience(self.terms.max_restarts)
+        self._patience = Patience(self.terms.max_restarts, ranks=0)
         self._faults: list[tuple[Fault, float]] = []
         self._furthest = -1
 

@@ -1,26 +1,11 @@
-"""A team of ranks, for a script with a plain loop of its own.
-
-    import dure
-
-    with dure.start(seed=42) as team:
-        model = team.replicate(Net())
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        for batch in team.batches(photos, global_batch=40, epochs=3):
-            loss = team.step(model, optimizer, batch, F.cross_entropy)
-        team.prove(model, optimizer)
-
-`dure train` runs on the same class.
-"""
+"""This rank's place in the team, and what it does together with the others."""
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import gc
 import json
 import os
-import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,93 +20,29 @@ from torch.utils.data import Dataset
 from dure.audit import how_far_apart, prove_same
 from dure.batches import Batch, Batches, Plan, check_dataset
 from dure.checkpoint.state import Part, Sharing
-from dure.errors import DureError, UsageError
+from dure.errors import UsageError
 from dure.evaluation import Judged, evaluate
-from dure.exchange.group import Group, join_world, node_group
+from dure.exchange.group import Group, node_group
 from dure.loading.circle import Standing
 from dure.loading.load import How
 from dure.loading.loader import Loader, Model
 from dure.lockstep import Lockstep, Outcome, Setting
 from dure.loss import LossSum, as_sum
 from dure.pulse import Phase, Pulse
-from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
+from dure.reduce.choose import Ways
 from dure.reduce.exchanger import Exchanger
 from dure.replica import (
     ProbeResult,
-    compile_by_shape_alone,
     refuse_what_cannot_be_exact,
     same_start,
     wrap,
 )
 from dure.results import Apart
-from dure.run_folder import RunFolder
-from dure.seeds import plant
 from dure.sharded import ShardedUpdate, handover_within, refuse_what_cannot_be_sharded
 from dure.shards import Split, SplitKind
-from dure.world import World, read_world
+from dure.world import World
 
 Loss = Callable[[Any, Any], Any] | Literal["cross_entropy", "mse"]
-
-
-def start(
-    args: argparse.Namespace | None = None,
-    *,
-    seed: int = 0,
-    shards: int = 8,
-    threads: int = 1,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    sync: bool = True,
-    precision: Literal["fp32", "bf16"] = "fp32",
-    wire: WireName = "fp32",
-    transport: Transport = "auto",
-    hang_seconds: float = 120.0,
-) -> Team:
-    """Join the team that `dure run`, torchrun, srun or a person at the shell started; alone, a team of one.
-
-    `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
-    built next come from `seed`, the same on every rank.
-    """
-    _tell_errors_in_one_line()
-    given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
-    world = read_world(os.environ, **given)
-    if world.size > shards:
-        raise UsageError(
-            f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
-        )
-    torch.set_num_threads(threads)
-    compile_by_shape_alone()
-    deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
-    join_world(world, deadline_seconds)
-    chosen = _choose_device(device, world)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-        torch.use_deterministic_algorithms(True)
-    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision, deadline_seconds)
-    folder = os.environ.get("DURE_RUN")
-    pulse = Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None)
-    place = Place(
-        world.rank,
-        world.size,
-        world.local_rank,
-        world.local_size,
-        world.nodes,
-        shards,
-        deadline_seconds,
-        world.leader_host,
-    )
-    team = Team(world, setting, threads, pulse, Ways(place, chosen, wire_named(wire), transport))
-    team.agree(
-        {
-            "seed": seed,
-            "shards": shards,
-            "threads": threads,
-            "sync": sync,
-            "precision": precision,
-            "wire": wire,
-        }
-    )
-    plant(seed)
-    return team
 
 
 @dataclass(frozen=True)
@@ -421,29 +342,3 @@ class Team:
             return self._locksteps[id(model)]
         except KeyError:
             raise UsageError("this model is not of this team; use what team.replicate returned") from None
-
-
-def _tell_errors_in_one_line() -> None:
-    """In a script, an error of ours is its message; a traceback of every rank would bury it."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, DureError):
-            print(f"dure: {error}", file=sys.stderr)
-        else:
-            before(kind, error, trace)
-
-    if getattr(before, "__name__", "") != "hook":
-        sys.excepthook = hook
-
-
-def _choose_device(wanted: str, world: World) -> torch.device:
-    """CUDA where every local rank has a device of its own, else the CPU."""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and there < world.local_size:
-        raise UsageError(
-            f"device is cuda, but {socket.gethostname()} has {there} for {world.local_size} ranks; use cpu"
-        )
-    if wanted == "cuda" or (wanted == "auto" and there >= world.local_size):
-        return torch.device("cuda", world.local_rank)
-    return torch.device("cpu")

@@ -1,0 +1,44 @@
+"""The machine under a node: shared memory, limits, cores."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from dure.doctor.finding import Finding, bad, good, note
+from dure.doctor.plan import Plan
+
+_SHM = "/dev/shm"
+_LEAST_FILES = 1024
+
+
+def shared_memory(plan: Plan, node: str) -> Finding:
+    """Whether the gradients of all ranks fit into shared memory."""
+    try:
+        about = os.statvfs(_SHM)
+    except OSError as error:
+        return bad("shm", node, "shm.gone", reason=error.strerror)
+    free = about.f_bavail * about.f_frsize
+    values = {"free": free, "need": plan.shm_bytes}
+    if free < plan.shm_bytes:
+        return bad("shm", node, "shm.small", **values)
+    return good("shm", node, "shm.free", **values)
+
+
+def open_files(node: str) -> Finding:
+    """Whether a process may have enough files open: connections, shared memory, samples."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
+        return bad("files", node, "files.few", soft=soft, hard=hard, need=_LEAST_FILES)
+    return good("files", node, "files.enough", soft=soft)
+
+
+def cores(plan: Plan, node: str) -> Finding:
+    """Whether there is a core for every thread of every rank. Too few is slow, never wrong."""
+    have, want = len(os.sched_getaffinity(0)), plan.ranks * plan.threads
+    values = {"cores": have, "ranks": plan.ranks, "threads": plan.threads}
+    if have < want:
+        return note("cores", node, "cores.few", **values)
+    if have >= 2 * want:
+        return note("cores", node, "cores.idle", **values)
+    return good("cores", node, "cores.enough", **values)

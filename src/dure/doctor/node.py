@@ -1,0 +1,129 @@
+"""The doctor's part on one node: answers questions, one line of JSON each, until its standard input ends.
+
+The first question is `look`, with the node's name and the plan; the others build on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+from dure.doctor.checks import machine, names, storage, versions
+from dure.doctor.checks.network import Listener, call
+from dure.doctor.finding import Finding
+from dure.doctor.plan import Plan
+from dure.image.environment import IN_IMAGE
+
+READY = "dure-doctor-ready"
+"""The first line that a node says. Whatever a login shell prints comes before it."""
+_LOOK_AGAIN_SECONDS = 0.2
+
+
+def serve() -> None:
+    """Answer on standard output what is asked on standard input."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else is printed must not get between the answers
+    print(READY, file=answers, flush=True)
+    node = NodePart()
+    try:
+        for line in sys.stdin:
+            question = json.loads(line)
+            _tell(answers, node.answer(question.pop("ask"), question))
+    finally:
+        node.close()
+
+
+class NodePart:
+    """What a node knows of itself between two questions."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._token = ""
+        self._plan = Plan()
+        self._address: str | None = None
+        self._listener: Listener | None = None
+        self._asked: dict[str, Callable[..., Any]] = {
+            "look": self.look,
+            "time": time.time,
+            "seen": self.seen,
+            "call": self.call,
+        }
+
+    def answer(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
+        """What is asked for, or why there is no answer."""
+        try:
+            return {"answer": self._asked[name](**values)}
+        except Exception as error:  # whatever it is, the doctor shows it beside this node's name
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def look(self, node: str, token: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """Check what can be checked here alone; leave a mark in the storage and listen, for the others to find."""
+        self._name, self._token, self._plan = node, token, Plan.from_json(plan)
+        findings, self._address = local_findings(self._plan, node, token)
+        if self._address is not None:
+            self._listener = Listener(self._address, self._plan.port)
+            if self._listener.taken:
+                findings.append(Finding("network", node, "bad", "network.taken", {"port": self._plan.port}))
+        return {
+            "findings": [finding.to_json() for finding in findings],
+            "versions": versions.versions(),
+            "cpu": versions.cpu_capability(),
+            "digests": versions.digests(self._plan.files) | _own_image(),
+            "address": self._address,
+            "ports": self._listener.ports if self._listener is not None else [],
+        }
+
+    def seen(self, writers: list[str], seconds: float) -> list[str]:
+        """Whose marks are to be seen here; waits a while for those that are late, as file servers' caches are."""
+        deadline = time.monotonic() + seconds
+        while True:
+            found = storage.seen(self._plan, self._token, writers)
+            if len(found) == len(writers) or time.monotonic() > deadline:
+                return found
+            time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def call(self, address: str, ports: list[int]) -> list[dict[str, Any]]:
+        """Connect to another node, and measure."""
+        assert self._address is not None
+        return list(call(self._address, address, ports))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        storage.forget(self._plan, self._name, self._token)
+        if self._listener is not None:
+            self._listener.close()
+
+
+def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], str | None]:
+    """What a node finds by itself, and the address that its ranks will talk from. Leaves a mark in the storage."""
+    findings = []
+    if plan.storage is not None:
+        findings.append(storage.there(plan, node))
+    if plan.refuses:
+        findings.append(storage.refuses(plan, node))
+    if plan.writable is not None:
+        findings.append(storage.takes(plan, node, token))
+        findings += storage.space(plan, node)
+    findings.append(machine.shared_memory(plan, node))
+    findings.append(machine.open_files(node))
+    if plan.ranks:
+        findings.append(machine.cores(plan, node))
+    address = None
+    if plan.several:
+        findings.append(names.host_name(plan, node))
+        chosen, address = names.interface(plan, node)
+        findings.append(chosen)
+    return findings, address
+
+
+def _own_image() -> dict[str, str | None]:
+    """The image that this process is in, whose file may well be out of its sight."""
+    return {"image": os.environ[IN_IMAGE]} if IN_IMAGE in os.environ else {}
+
+
+def _tell(stream: IO[str], value: dict[str, Any]) -> None:
+    print(json.dumps(value), file=stream, flush=True)

@@ -1,0 +1,189 @@
+"""What a job asks of its nodes: the one thing that every node is told."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dure.job import LoadedJob
+from dure.storage.layout import Layout
+
+PORT = 29400
+"""Where the leader listens unless it is told otherwise."""
+_MIB = 1 << 20
+_STATES = 4
+"""A checkpoint holds weights and optimizer state, up to so many times the weights."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is checked on each node. Plain values only: it is sent to the nodes."""
+
+    hosts: tuple[str, ...] = ()
+    """The nodes, the leader first; empty: this machine alone."""
+    ranks: int = 0
+    """On each node; 0: not known."""
+    threads: int = 1
+    interface: str | None = None
+    port: int = PORT
+    storage: str | None = None
+    """The shared storage, where it is a folder."""
+    needs: tuple[str, ...] = ()
+    """What must be there in it."""
+    refuses: tuple[str, ...] = ()
+    """What must refuse to be written."""
+    writable: str | None = None
+    """The folder that runs write to."""
+    made_by_run: bool = False
+    """Whether a run makes that folder, if it is not there yet."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What must be the same bytes on every node: its name → its path, or a module's name."""
+    free_bytes: int = 0
+    """Space that must be free in `writable`."""
+    shm_bytes: int = 0
+    """Space that must be free in /dev/shm."""
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one node."""
+        return len(self.hosts) > 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Plan:
+        """The inverse of `to_json`."""
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()
+        }
+        return cls(**fields)
+
+
+def plan_without_job(hosts: Sequence[str], interface: str | None = None, port: int = PORT) -> Plan:
+    """What every job asks of its nodes."""
+    return Plan(hosts=tuple(hosts), interface=interface, port=port, shm_bytes=_least_shared_memory(1))
+
+
+def plan_of(
+    loaded: LoadedJob,
+    job_file: Path | None = None,
+    hosts: Sequence[str] = (),
+    *,
+    port: int = PORT,
+    run_folder: Path | None = None,
+    quick: bool = False,
+) -> Plan:
+    """What this job asks of its nodes. `quick`: only what makes it fail for certain.
+
+    `run_folder`: where the run will be, if that is known already.
+    """
+    job = loaded.job
+    folder = None if "://" in loaded.storage else os.path.normpath(loaded.storage)
+    # On one machine nobody else's data is at stake; on several the documents' picture is enforced.
+    enforced = len(hosts) > 1 or job.cluster.image is not None
+    weights = _weights_bytes(loaded)
+    return Plan(
+        hosts=tuple(hosts),
+        ranks=job.team.ranks,
+        threads=job.team.threads,
+        interface=job.cluster.interface,
+        port=port,
+        # A data factory may well make what is missing, folders too: only of several nodes is more known.
+        storage=None if quick and len(hosts) < 2 and not loaded.job.model.weights else folder,
+        needs=_needed_paths(loaded, folder, only_read=quick),
+        refuses=_read_only_paths(folder) if enforced and folder is not None else (),
+        writable=_written_folder(loaded, folder, run_folder, several=enforced),
+        # On several nodes, a folder for all runs that is missing on one of them is one that is not mounted there.
+        made_by_run=not enforced or run_folder is not None,
+        files=_same_files(loaded, job_file),
+        free_bytes=max((32 if quick else 1024) * _MIB, weights * _STATES * (job.checkpoint.keep + 1)),
+        shm_bytes=max(0 if quick else _least_shared_memory(job.team.ranks), weights * job.team.ranks),
+    )
+
+
+def _least_shared_memory(ranks: int) -> int:
+    """Gradients of all ranks lie there. Containers often come with 64 MiB, which no real model fits in."""
+    return max(256 * _MIB, ranks * 64 * _MIB)
+
+
+def _weights_bytes(loaded: LoadedJob) -> int:
+    weights = loaded.job.model.weights
+    if weights is None or "://" in weights or "://" in loaded.storage:
+        return 0
+    path = Path(loaded.storage, weights)
+    try:
+        if path.is_dir():
+            return sum(part.stat().st_size for part in path.glob("*.safetensors"))
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _needed_paths(loaded: LoadedJob, folder: str | None, *, only_read: bool) -> tuple[str, ...]:
+    """What the job reads of the storage: weights, and what arguments of factories name.
+
+    `only_read`: not those, as a factory may make them.
+    """
+    if folder is None:
+        return ()
+    job = loaded.job
+    factories = () if only_read else (job.model.args, job.data.args, job.eval.args)
+    arguments = [value for args in factories for value in args.values()]
+    paths = [
+        value.replace("{storage}", folder)
+        for value in arguments
+        if isinstance(value, str) and value.startswith("{storage}")
+    ]
+    if job.model.weights is not None and "://" not in job.model.weights:
+        paths.append(os.path.join(folder, job.model.weights))
+    return tuple(dict.fromkeys(map(os.path.normpath, paths)))
+
+
+def _read_only_paths(folder: str) -> tuple[str, ...]:
+    return (folder, *(os.path.join(folder, name) for name in Layout().read_only_names()))
+
+
+def _written_folder(
+    loaded: LoadedJob, folder: str | None, run_folder: Path | None, *, several: bool
+) -> str | None:
+    """Where checkpoints go: what `checkpoint.folder` says, else into the run; on several nodes in the storage."""
+    asked = loaded.job.checkpoint.folder.replace("{storage}", loaded.storage)
+    if "://" in asked:
+        return None
+    fixed = re.split(r"\{run\}", asked)[0]
+    if os.path.isabs(fixed):
+        return os.path.normpath(fixed)
+    if run_folder is not None:
+        return str(run_folder.absolute())
+    if several:
+        return None if folder is None else os.path.join(folder, Layout().checkpoints)
+    return os.path.abspath("runs")
+
+
+def _same_files(loaded: LoadedJob, job_file: Path | None) -> dict[str, str]:
+    job = loaded.job
+    files = {} if job_file is None else {"job file": str(job_file.absolute())}
+    references = {
+        "model.factory": job.model.factory,
+        "data.factory": job.data.factory,
+        "data.collate": job.data.collate,
+        "eval.factory": job.eval.factory,
+        "train.loss": job.train.loss,
+    }
+    for key, reference in references.items():
+        if reference is not None and ":" in reference:
+            place = reference.partition(":")[0]
+            files[key] = os.path.normpath(loaded.folder / place) if place.endswith(".py") else place
+    if "://" not in loaded.storage:
+        script = os.path.join(os.path.normpath(loaded.storage), Layout().script)
+        if os.path.exists(script):
+            files["script"] = script
+        if job.cluster.image is not None:
+            files["image"] = os.path.normpath(os.path.join(loaded.storage, job.cluster.image))
+    return files

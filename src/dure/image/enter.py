@@ -1,0 +1,122 @@
+"""From the job to the command line that starts `dure` again, inside the job's image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dure.errors import JobError
+from dure.image.contents import PYTHON
+from dure.image.digest import digest_of, recorded, verified
+from dure.image.environment import IN_IMAGE, passed
+from dure.image.mounts import innermost, make_written_folders, mounts_of
+from dure.image.runner import Place, apptainer_command, enroot_command, own_command
+from dure.job import LoadedJob
+
+_PROGRAMS = {"enroot": ("enroot",), "apptainer": ("apptainer", "singularity"), "bubblewrap": ("bwrap",)}
+
+
+def digest_inside(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The sha256 of the image that this process is in, or None."""
+    return environ.get(IN_IMAGE) or None
+
+
+def image_of(loaded: LoadedJob) -> Path | None:
+    """The job's image as an absolute path, or None when it has none; refuses one that is not there."""
+    given = loaded.job.cluster.image
+    if given is None:
+        return None
+    if not os.path.isabs(given) and "://" in loaded.storage:
+        raise JobError(
+            f"cluster.image is {given}, a path in the storage, but {loaded.storage} is no folder that can be mounted; "
+            "give an absolute path to a copy on the nodes"
+        )
+    image = Path(os.path.normpath(os.path.join(loaded.storage, given)))
+    if not image.is_file():
+        raise JobError(
+            f"cluster.image is {image}, and there is no such file; `dure image build -o {image}` makes one"
+        )
+    return image
+
+
+def place_of(
+    loaded: LoadedJob,
+    run_folder: Path,
+    *,
+    digest: str,
+    job_file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Place:
+    """The job's image with its mounts and its environment, checked; nothing is touched."""
+    image = image_of(loaded)
+    if image is None:
+        raise JobError("the job has no image; set cluster.image, or run it without one")
+    mounts = mounts_of(loaded, run_folder, job_file)
+    here = os.getcwd()
+    workdir = here if innermost(here, mounts) is not None else str(run_folder)
+    return Place(str(image), mounts, passed(environ, digest), workdir)
+
+
+def runner_of(loaded: LoadedJob, which: Callable[[str], str | None] = shutil.which) -> tuple[str, str]:
+    """(runner, program) that runs the image on this node; `auto` takes the first that is installed."""
+    wanted = loaded.job.cluster.runner
+    if wanted == "pyxis":
+        raise JobError(
+            "cluster.runner is pyxis, which works through srun; start the job with `dure submit`, or choose another "
+            "runner"
+        )
+    for runner in _PROGRAMS if wanted == "auto" else (wanted,):
+        for program in _PROGRAMS[runner]:
+            if which(program) is not None:
+                return runner, program
+    names = [name for runner in (_PROGRAMS if wanted == "auto" else (wanted,)) for name in _PROGRAMS[runner]]
+    raise JobError(
+        f"the job has an image, but this node has no {' or '.join(names)} to run it; install one (Debian: apt install "
+        "bubblewrap), or set cluster.runner"
+    )
+
+
+def command_inside(
+    loaded: LoadedJob,
+    run_folder: Path,
+    arguments: Sequence[str],
+    *,
+    job_file: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """The command line that runs `dure ARGUMENTS…` in the job's image on this node.
+
+    Everything that can be refused is refused here, before anything starts; then the folders that the run writes to are
+    made. `arguments` should hold absolute paths.
+    """
+    runner, program = runner_of(loaded)
+    image = image_of(loaded)
+    if image is None:
+        raise JobError("the job has no image; set cluster.image, or run it without one")
+    # Our own runner holds the digest against the image itself.
+    digest = (recorded(image) or digest_of(image)) if runner == "bubblewrap" else verified(image)
+    place = place_of(loaded, run_folder, digest=digest, job_file=job_file, environ=environ)
+    command = [PYTHON, "-m", "dure", *arguments]
+    if runner == "enroot":
+        line = enroot_command(place, command)
+    elif runner == "apptainer":
+        gpus = os.path.exists("/dev/nvidiactl")
+        line = apptainer_command(place, command, program=program, gpus=gpus)
+    else:
+        line = own_command(sys.executable, place, command, digest)
+    make_written_folders(loaded, run_folder, place.mounts)
+    return line
+
+
+def enter(
+    loaded: LoadedJob, run_folder: Path, arguments: Sequence[str], *, job_file: Path | None = None
+) -> NoReturn:
+    """Become `dure ARGUMENTS…` in the job's image: this process is replaced."""
+    line = command_inside(loaded, run_folder, arguments, job_file=job_file)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(line[0], line)

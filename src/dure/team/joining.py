@@ -1,0 +1,111 @@
+"""Joining a team: who this rank is, on which device, how its errors read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from dure.errors import DureError, UsageError
+from dure.exchange.group import join_world
+from dure.lockstep import Setting
+from dure.pulse import Pulse
+from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
+from dure.replica import compile_by_shape_alone
+from dure.run_folder import RunFolder
+from dure.seeds import plant
+from dure.team.team import Team
+from dure.world import World, read_world
+
+
+def start(
+    args: argparse.Namespace | None = None,
+    *,
+    seed: int = 0,
+    shards: int = 8,
+    threads: int = 1,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    sync: bool = True,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    wire: WireName = "fp32",
+    transport: Transport = "auto",
+    hang_seconds: float = 120.0,
+) -> Team:
+    """Join the team that `dure run`, torchrun, srun or a person at the shell started; alone, a team of one.
+
+    `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
+    built next come from `seed`, the same on every rank.
+    """
+    _tell_errors_in_one_line()
+    given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
+    world = read_world(os.environ, **given)
+    if world.size > shards:
+        raise UsageError(
+            f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
+        )
+    torch.set_num_threads(threads)
+    compile_by_shape_alone()
+    deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
+    join_world(world, deadline_seconds)
+    chosen = _choose_device(device, world)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+        torch.use_deterministic_algorithms(True)
+    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision, deadline_seconds)
+    folder = os.environ.get("DURE_RUN")
+    pulse = Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None)
+    place = Place(
+        world.rank,
+        world.size,
+        world.local_rank,
+        world.local_size,
+        world.nodes,
+        shards,
+        deadline_seconds,
+        world.leader_host,
+    )
+    team = Team(world, setting, threads, pulse, Ways(place, chosen, wire_named(wire), transport))
+    team.agree(
+        {
+            "seed": seed,
+            "shards": shards,
+            "threads": threads,
+            "sync": sync,
+            "precision": precision,
+            "wire": wire,
+        }
+    )
+    plant(seed)
+    return team
+
+
+def _tell_errors_in_one_line() -> None:
+    """In a script, an error of ours is its message; a traceback of every rank would bury it."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, DureError):
+            print(f"dure: {error}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    if getattr(before, "__name__", "") != "hook":
+        sys.excepthook = hook
+
+
+def _choose_device(wanted: str, world: World) -> torch.device:
+    """CUDA where every local rank has a device of its own, else the CPU."""
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and there < world.local_size:
+        raise UsageError(
+            f"device is cuda, but {socket.gethostname()} has {there} for {world.local_size} ranks; use cpu"
+        )
+    if wanted == "cuda" or (wanted == "auto" and there >= world.local_size):
+        return torch.device("cuda", world.local_rank)
+    return torch.device("cpu")

@@ -1,0 +1,216 @@
+"""The preflight, on real nodes of the lab: each thing that is made wrong is found, and named with its node."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dure.lab import Lab, why_not_here
+
+REASON = why_not_here()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
+TORCH_VERSION = Path(importlib.util.find_spec("torch").origin).with_name("version.py")
+
+JOB = """
+name = "ten"
+storage = "."
+[model]
+factory = "ddp.py:model"
+[data]
+factory = "ddp.py:data"
+args = { folder = "{storage}/training_data" }
+global_batch = 8
+[train]
+steps = 1
+[team]
+ranks = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    storage = tmp_path_factory.mktemp("storage")
+    (storage / "job.toml").write_text(JOB)
+    (storage / "ddp.py").write_text("def model(): ...\n\n\ndef data(folder): ...\n")
+    (storage / "training_data").mkdir()
+    (storage / "training_data" / "0.png").write_bytes(b"photo")
+    with Lab(f"doctor-{os.getpid()}", rate="10gbit", storage=storage) as made:
+        yield made
+
+
+def run(lab, place, *command):
+    return subprocess.run(
+        lab.command(place, command), capture_output=True, text=True, timeout=100, check=False, cwd="/"
+    )
+
+
+def inject(lab, node, script):
+    done = run(lab, node, "sh", "-ec", script)
+    assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def wrong(lab, node, script, undo):
+    """Within this, something is wrong on a node."""
+    inject(lab, node, script)
+    try:
+        yield
+    finally:
+        inject(lab, node, undo)
+
+
+def doctor(lab, *options, place="login"):
+    """What the doctor finds: its exit code, and its object."""
+    command = (sys.executable, "-m", "dure", "doctor", "/mnt/shared/job.toml", "--hosts", "node0,node1")
+    done = run(lab, place, *command, "--json", *options)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] is (done.returncode == 0)
+    assert done.returncode in (0, 4), done.stderr
+    return found, done.stderr
+
+
+def failed(found):
+    return {(finding["check"], finding["node"]) for finding in found["findings"] if finding["level"] == "bad"}
+
+
+def over(path, content):
+    """Lay another file over one, on one node alone; and take it away."""
+    lay = f"printf {content!r} >/tmp/other; mount --bind /tmp/other {path}; mount -o remount,bind,ro {path}"
+    return lay, f"umount {path}"
+
+
+INJECTED = {
+    "another torch version": (
+        over(TORCH_VERSION, '__version__ = "2.12.1"'),
+        {("versions", "node1")},
+        "torch 2.12.1; the others have torch",
+    ),
+    "storage not mounted": (
+        ("mount -t tmpfs -o mode=755 none /mnt/shared", "umount /mnt/shared"),
+        {
+            ("storage", "node1"),
+            ("read_only", "node1"),
+            ("read_write", "node1"),
+            ("digests", "node1"),
+            ("both_ways", "node1"),
+        },
+        "findmnt -T /mnt/shared",
+    ),
+    "read-only mount writable": (
+        ("mount -o remount,bind,rw /mnt/shared", "mount -o remount,bind,ro /mnt/shared"),
+        {("read_only", "node1")},
+        "can be written: /mnt/shared, /mnt/shared/ddp.py, /mnt/shared/training_data",
+    ),
+    "checkpoints read-only": (
+        (
+            "mount -o remount,bind,ro /mnt/shared/checkpoints",
+            "mount -o remount,bind,rw /mnt/shared/checkpoints",
+        ),
+        {("read_write", "node1")},
+        "/mnt/shared/checkpoints is read-only",
+    ),
+    "wrong interface": (
+        (
+            "ip link set eth0 down; ip link set eth0 name ens5; ip link set ens5 up",
+            "ip link set ens5 down; ip link set ens5 name eth0; ip link set eth0 up",
+        ),
+        {("interface", "node1")},
+        "there is no eth0 here; there is ens5 (10.0.1.11), lo (127.0.0.1)",
+    ),
+    "firewalled port": (
+        (
+            "nft add table inet wall; nft 'add chain inet wall in { type filter hook input priority 0; }';"
+            "nft add rule inet wall in tcp dport 29400 drop",
+            "nft delete table inet wall",
+        ),
+        {("network", "node1")},
+        "node0 → node1 port 29400: timed out",
+    ),
+    "host name resolving to 127.x": (
+        over("/etc/hosts", "127.0.0.1 localhost\n127.0.1.1 node1\n10.0.1.10 node0\n"),
+        {("name", "node1")},
+        "node1 is 127.0.1.1, which only this node can reach",
+    ),
+    "/dev/shm of 64 MB": (
+        ("mount -o remount,size=64m /dev/shm", "mount -o remount,size=50% /dev/shm"),
+        {("shm", "node1")},
+        "64.0 MiB; 256.0 MiB may be needed",
+    ),
+    "a different script digest": (
+        over("/mnt/shared/ddp.py", "def model(): return 2\n"),
+        {("digests", "node1")},
+        "other bytes: model.factory (/mnt/shared/ddp.py)",
+    ),
+    "a full disk": (
+        (
+            "mount -t tmpfs -o size=64k none /mnt/shared/checkpoints; cat /dev/zero >/mnt/shared/checkpoints/x || true",
+            "umount /mnt/shared/checkpoints",
+        ),
+        {("space", "node1"), ("read_write", "node1"), ("both_ways", "node1")},
+        "/mnt/shared/checkpoints is full",
+    ),
+    "a folder that is not shared": (
+        ("mount -t tmpfs none /mnt/shared/checkpoints", "umount /mnt/shared/checkpoints"),
+        {("both_ways", "node1")},
+        "does not see what node0 wrote",
+    ),
+}
+
+
+def test_nodes_as_the_documents_draw_them_pass_and_nothing_is_left(lab):
+    found, said = doctor(lab, "--set", "cluster.interface=eth0")
+    assert failed(found) == set()
+    assert (found["bad_nodes"], said) == ([], "")
+    checks = {(finding["check"], finding["node"]) for finding in found["findings"]}
+    machine = {"versions", "cpu", "space", "shm", "files", "clock", "cores"}
+    files = {"digests", "storage", "both_ways", "read_only", "read_write"}
+    expected = machine | files | {"reach", "name", "interface", "network"}
+    assert checks == {(check, node) for check in expected for node in ("node0", "node1")}
+    assert [(pair["from"], pair["to"]) for pair in found["pairs"]] == [("node0", "node1"), ("node1", "node0")]
+    for pair in found["pairs"]:
+        assert 0 < pair["seconds"] < 5
+        assert 1e6 < pair["bytes_per_second"] < 10e9 / 8 * 1.3  # the cable's rate
+    assert run(lab, "node0", "ls", "-A", "/mnt/shared/checkpoints").stdout == ""
+    for node in ("node0", "node1"):
+        assert "doctor --serve" not in run(lab, node, "ps", "-e", "-o", "args").stdout
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_the_doctor_finds_and_names(lab, name):
+    (script, undo), expected, words = INJECTED[name]
+    with wrong(lab, "node1", script, undo):
+        found, said = doctor(lab, "--set", "cluster.interface=eth0")
+    assert failed(found) == expected
+    assert found["bad_nodes"] == ["node1"]
+    assert "preflight failed on node1: " in said
+    told = [
+        f"{finding['value']} {finding['fix']}" for finding in found["findings"] if finding["level"] == "bad"
+    ]
+    assert any(words in text for text in told), told
+
+
+def test_a_node_that_cannot_be_reached_is_named_and_the_others_are_looked_at(lab):
+    lab.cut("node1")
+    try:
+        found, said = doctor(lab)
+    finally:
+        lab.heal()
+    assert failed(found) == {("reach", "node1")}
+    assert ("shm", "node0") in {(finding["check"], finding["node"]) for finding in found["findings"]}
+    assert "preflight failed on node1: reached" in said
+
+
+def test_a_person_gets_a_table_with_what_to_do_in_either_language(lab):
+    command = (sys.executable, "-m", "dure", "doctor", "/mnt/shared/job.toml", "--hosts", "node0,node1")
+    with wrong(lab, "node1", *INJECTED["/dev/shm of 64 MB"][0]):
+        korean = run(lab, "node0", *command, "--lang", "ko")  # from a node: itself, and the other over ssh
+    assert korean.returncode == 4
+    assert "✗ node1" in korean.stdout
+    assert "Docker에서는 --shm-size" in " ".join(korean.stdout.split())
+    assert "사전 점검 실패, 노드 node1: /dev/shm" in korean.stderr

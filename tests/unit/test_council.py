@@ -1,0 +1,250 @@
+"""The leader's decisions, without a network: who is in a team, when it starts again, when the run is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from dure.launch.nodes.council import Council, Terms
+from dure.launch.nodes.messages import (
+    Again,
+    Alive,
+    Bye,
+    Done,
+    End,
+    Fault,
+    Garbled,
+    Hello,
+    Ready,
+    Refused,
+    StoreUp,
+    Team,
+    Welcome,
+    decode,
+    encode,
+)
+
+FACTS = {"torch": "2.13.0", "job (sha256)": "abc"}
+
+
+class Run:
+    """A council, and everything that it has said."""
+
+    def __init__(self, nodes=2, fewest=None, max_restarts=3):
+        terms = Terms(
+            nodes, fewest or nodes, FACTS, "/mnt/shared/run", join_seconds=300, max_restarts=max_restarts
+        )
+        self.said, self.restarts = [], []
+        self.council = Council(terms, 0.0, self.said.append, self.restarts.append)
+
+    def come(self, node, now=0.0, **changes):
+        hello = Hello(node, f"node{node}", f"10.0.1.{10 + node}", 4, FACTS)
+        letters = self.council.hello(Hello(**{**vars(hello), **changes}), now)
+        return letters + self.council.heard(node, Ready(), now)
+
+    def form(self, *nodes, now=0.0):
+        """Bring the nodes into a running team."""
+        letters = [letter for node in nodes for letter in self.come(node, now)]
+        letters += self.council.tick(now + 60)
+        (team,) = [message for _, message in letters if isinstance(message, Team)]
+        return self.council.heard(0, StoreUp(team.number, 4321), now)
+
+    def fault(self, team, message, *, now, aftermath=False, may_pass=True, node=1, exit_code=1):
+        told = Fault(team, message, 4, "node1", "", exit_code, may_pass, aftermath)
+        return self.council.heard(node, told, now)
+
+
+def kinds(letters):
+    return [(node, type(message).__name__) for node, message in letters]
+
+
+def test_a_team_is_formed_when_all_have_come_and_ranks_follow_the_nodes_numbers():
+    run = Run(nodes=3)
+    assert kinds(run.come(2)) == [(2, "Welcome")]
+    assert run.council.missing() == "nodes 0, 1 of 3"
+    assert kinds(run.come(1)) == [(1, "Welcome")]
+    ((_, welcome), (to, team)) = run.come(0)
+    assert welcome == Welcome("/mnt/shared/run")
+    assert to == 0
+    assert (team.place, team.sizes, team.store_port) == (0, [4, 4, 4], 0)
+    others = run.council.heard(0, StoreUp(1, 4321), 1.0)
+    assert [(node, team.place, team.first_rank, team.store_port) for node, team in others] == [
+        (1, 1, 4, 4321),
+        (2, 2, 8, 4321),
+    ]
+    assert others[0][1].hosts == ["node0", "node1", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node": 5}, "--node-rank 5 is not one of 2 nodes"),
+        ({"version": 99}, "speaks version 99"),
+        ({"facts": {**FACTS, "torch": "2.12.0"}}, "its torch is 2.12.0, the leader's is 2.13.0"),
+        ({"facts": {"torch": "2.13.0"}}, "its job (sha256) is None"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_refused_in_words(changes, words):
+    run = Run()
+    run.come(0)
+    ((_, refused),) = run.council.hello(
+        Hello(**{**vars(Hello(1, "node1", "10.0.1.11", 4, FACTS)), **changes}), 0.0
+    )
+    assert isinstance(refused, Refused)
+    assert words in refused.why
+
+
+def test_a_node_rank_that_is_taken_is_refused_with_the_host_that_has_it():
+    run = Run()
+    run.come(0)
+    ((_, refused),) = run.council.hello(Hello(0, "other", "10.0.1.12", 4, FACTS), 0.0)
+    assert "taken by node0" in refused.why
+
+
+def test_who_never_comes_is_named_after_the_deadline():
+    run = Run(nodes=3)
+    run.come(0)
+    run.come(2)
+    assert run.council.tick(299.0) == []
+    letters = run.council.tick(301.0)
+    assert kinds(letters) == [(0, "End"), (2, "End")]
+    assert "for node 1 of 3, in vain" in letters[0][1].message
+    assert letters[0][1].exit_code == 1
+
+
+def test_an_elastic_run_waits_a_moment_for_the_others_and_then_starts_without_them():
+    run = Run(nodes=2, fewest=1)
+    assert kinds(run.come(0)) == [(0, "Welcome")]
+    assert run.council.tick(1.0) == []
+    assert kinds(run.council.tick(9.0)) == [(0, "Team")]
+
+
+def test_a_lost_node_ends_a_run_that_needs_it_resumable():
+    run = Run()
+    run.form(0, 1)
+    ((node, end),) = run.council.lost(1, "not heard of for 6 s", 10.0)
+    assert node == 0
+    assert end.exit_code == 75
+    assert "node 1 (node1, 10.0.1.11) is lost (not heard of for 6 s)" in end.message
+    assert run.council.ended
+
+
+def test_a_lost_node_is_named_and_the_rest_goes_on_at_once():
+    run = Run(nodes=2, fewest=1)
+    run.form(0, 1)
+    run.council.heard(0, Alive(12), 9.0)
+    assert run.council.lost(1, "not heard of for 6 s", 10.0) == [
+        (0, Again(1, "node 1 (node1, 10.0.1.11) is lost: not heard of for 6 s"))
+    ]
+    assert run.restarts[0].step == 12
+    ((_, team),) = run.council.heard(0, Ready(), 10.1)
+    assert (team.number, team.sizes, team.restarts) == (2, [4], 1)
+    assert run.council.missing() == ""
+
+
+def test_a_node_that_comes_later_joins_and_costs_no_patience():
+    run = Run(nodes=2, fewest=1)
+    run.form(0)
+    letters = run.come(1, now=100.0)
+    assert kinds(letters) == [(1, "Welcome"), (0, "Again")]
+    letters = run.council.heard(0, Ready(), 101.0)
+    assert kinds(letters) == [(0, "Team")]
+    assert letters[0][1].sizes == [4, 4]
+    assert run.restarts == []
+
+
+def test_a_cause_is_preferred_to_its_aftermath_on_another_node():
+    run = Run(max_restarts=0)
+    run.form(0, 1)
+    assert run.fault(1, "rank 0 lost its peers", now=1.0, aftermath=True, node=0) == []
+    letters = run.fault(1, "rank 5 ran out of memory", now=2.0)
+    assert letters[0][1].message == "rank 5 ran out of memory"
+
+
+def test_an_aftermath_alone_is_believed_after_a_while():
+    run = Run(max_restarts=0)
+    run.form(0, 1)
+    assert run.fault(1, "rank 0 lost its peers", now=1.0, aftermath=True) == []
+    assert run.council.tick(2.0) == []
+    assert run.council.tick(6.0)[0][1].message == "rank 0 lost its peers"
+
+
+def test_faults_of_an_earlier_team_are_old_news():
+    run = Run()
+    run.form(0, 1)
+    assert kinds(run.fault(1, "rank 5 was killed", now=1.0)) == [(0, "Again"), (1, "Again")]
+    for node in (0, 1):
+        letters = run.council.heard(node, Ready(), 2.0)
+    run.council.heard(0, StoreUp(letters[0][1].number, 1), 2.0)
+    assert run.fault(1, "rank 5 was killed", now=3.0) == []
+
+
+def test_a_run_without_progress_ends_with_the_first_cause():
+    run = Run(max_restarts=2)
+    run.form(0, 1)
+    for team in (1, 2):
+        letters = run.fault(team, f"rank 5 was killed, {team}", now=team)
+        assert kinds(letters) == [(0, "Again"), (1, "Again")]
+        for node in (0, 1):
+            letters = run.council.heard(node, Ready(), team)
+        run.council.heard(0, StoreUp(team + 1, 1), team)
+    letters = run.fault(3, "rank 5 was killed, 3", now=9)
+    assert "rank 5 was killed, 1 The team was started again 2 times" in letters[0][1].message
+
+
+def test_what_the_job_did_wrong_ends_the_run_at_once_with_its_exit_code():
+    run = Run()
+    run.form(0, 1)
+    letters = run.fault(1, "the loss is NaN", now=1.0, may_pass=False, exit_code=3)
+    assert [(node, end.exit_code) for node, end in letters] == [(0, 3), (1, 3)]
+
+
+def test_the_run_is_over_when_all_nodes_are_done_and_values_are_in_rank_order():
+    run = Run()
+    run.form(0, 1)
+    assert run.council.heard(1, Done(1, [14, 15]), 5.0) == []
+    assert run.council.heard(0, Done(1, [10, 11]), 6.0) == [(0, End()), (1, End())]
+    assert run.council.values == [10, 11, 14, 15]
+    assert End().error() is None
+
+
+def test_a_node_that_fails_at_the_very_end_takes_those_that_were_done_back_in():
+    run = Run()
+    run.form(0, 1)
+    run.council.heard(0, Done(1, [10]), 5.0)
+    assert kinds(run.fault(1, "rank 5 was killed", now=6.0)) == [(0, "Again"), (1, "Again")]
+    assert not run.council.ended
+
+
+def test_a_store_that_comes_up_for_a_team_that_fell_apart_is_ignored():
+    run = Run(nodes=2, fewest=1)
+    for node in (0, 1):
+        run.come(node)
+    run.council.lost(1, "the connection was closed", 0.5)
+    assert run.council.heard(0, StoreUp(1, 4321), 0.6) == []
+    ((_, team),) = run.council.heard(0, Ready(), 0.7)
+    assert team.number == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(1, "node1", "10.0.1.11", 4, FACTS),
+        Team(1, 0, [4, 4], ["a", "b"], ["10.0.1.10", "10.0.1.11"], 29400, 2),
+        Fault(1, "line\nbreak", 3, "node0", "Traceback…", 1, True, False),
+        Done(2, [{"rank": 1, "loss": 0.5}]),
+        Bye("한국어"),
+    ],
+)
+def test_messages_cross_the_wire_as_lines_of_json(message):
+    line = encode(message)
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"GET / HTTP/1.1\r", b'["Hello"]', b'["Nobody", {}]', b'["Ready", {"x": 1}]', b"[1, 2]", b"\xff"],
+)
+def test_what_no_agent_says_is_refused(line):
+    with pytest.raises(Garbled):
+        decode(line)
