@@ -112,7 +112,7 @@ def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
 
     job, log = ended(here, asked)
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 75, 0), log
-    assert f"to go on: dure submit with --run-dir {asked.run}" in log
+    assert f"dure submit with --run-dir {asked.run} goes on" in log
 
     job, log = ended(here, signalled)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), log
@@ -122,7 +122,7 @@ def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
     job, log = ended(here, twice)
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 75, 1), log
     assert "ended with 137: queued again, 1 of at most 1 times" in log
-    assert "stopped, and resumable (queued again 1 of 1 times)" in log
+    assert "ended with 75: stopped, and resumable (queued again 1 of 1 times)" in log
     assert status_of(find(str(twice.job_id))).requeued == 1
     with pytest.raises(UsageError, match="is over already"):
         cancel(find(str(twice.job_id)), now=False)
