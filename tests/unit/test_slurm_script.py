@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from dure.errors import UsageError
+from dure.image.mounts import Mounted
+from dure.image.runner import Place, pyxis_options
 from dure.slurm.quoting import file_pattern, sbatch_word, shell_word, variable
 from dure.slurm.request import Request, _check_option, _seconds
 from dure.slurm.script import script
@@ -36,10 +38,19 @@ REQUESTS = {
     "pyxis": replace(
         PLAIN,
         train=("/opt/dure/bin/python", *PLAIN.train[1:]),
-        srun_options=(
-            "--container-image=/shared/pytorch_squash.sqsh",
-            f"--container-mounts=/shared:/shared:ro,/shared/checkpoints/cats-{variable('job')}:/run dir:rw",
-            "--container-readonly",
+        srun_options=tuple(
+            option.replace("cats-N", f"cats-{variable('job')}")
+            for option in pyxis_options(
+                Place(
+                    "/shared/pytorch_squash.sqsh",
+                    (
+                        Mounted("/shared", "/shared"),
+                        Mounted("/shared/checkpoints/cats-N", "/shared/checkpoints/cats-N", writable=True),
+                    ),
+                    {"DURE_IMAGE": "0f" * 32},
+                    "/shared",
+                )
+            )
         ),
     ),
     "everything": replace(

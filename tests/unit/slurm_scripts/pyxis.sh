@@ -106,8 +106,14 @@ srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
   --cpus-per-task=4 --label \
   --kill-on-bad-exit=0 --wait=120 \
   --container-image=/shared/pytorch_squash.sqsh \
-  --container-mounts=/shared:/shared:ro,/shared/checkpoints/cats-"$job"':/run dir:rw' \
+  --container-mounts=/shared:/shared:ro,/shared/checkpoints/cats-"$job":/shared/checkpoints/cats-"$job":rw \
   --container-readonly \
+  --no-container-mount-home \
+  --no-container-remap-root \
+  --no-container-entrypoint \
+  --container-workdir=/shared \
+  --container-env=DURE_IMAGE \
+  --export=DURE_IMAGE=0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f \
   sh -c 'exec "$@" --node-rank "$SLURM_NODEID"' agent "${agent[@]}" &
 step=$!
 signalled=yes
