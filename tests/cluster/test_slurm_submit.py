@@ -1,6 +1,7 @@
 """`dure submit` on a real Slurm: the script's decisions, and the same bits through requeues and signals."""
 
 import json
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -230,6 +231,24 @@ def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, un
     assert job.restarts == log.count("dure: the time is nearly over") >= 1, log
     summary = json.loads((submitted.run / "summary.json").read_text())
     assert summary["weights_sha256"] == undisturbed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp_path, image, undisturbed):
+    shutil.copy(EXAMPLES / "tiny_transformer.py", tmp_path)
+    job = JOB.replace(f"{EXAMPLES}/", "").replace(f"{RANKS}/slow_data.py", "tiny_transformer.py")
+    (tmp_path / "job.toml").write_text(f'{job}image = "{image}"\nrunner = "bubblewrap"\n')
+    made = dure("submit", tmp_path / "job.toml", "--json", cwd=tmp_path)
+    assert made.code == 0, made.err
+    submitted = submitted_from(Path(json.loads(made.out)["run"]))
+    assert submitted is not None
+    slurm_waits(lambda: step_of(submitted.run) >= 1, submitted, 200)
+    queue.send(submitted.job_id, "USR1")
+    job, log = ended(here, submitted)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), log
+    assert job.restarts == log.count("ended with 75: queued again") == 1, log
+    assert json.loads((submitted.run / "summary.json").read_text())["weights_sha256"] == undisturbed
 
 
 @pytest.mark.soak
