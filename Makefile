@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo check test soak bench clean help
+.PHONY: setup demo demo-cluster check test soak bench clean help
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -17,6 +17,10 @@ setup: .venv/.ready  ## make .venv with everything in it
 
 demo: setup  ## draw 400 photos, train on 4 ranks, print what happened
 	$(BIN)/dure demo
+
+demo-cluster: setup  ## two nodes, an image, shared storage: the documents' picture on this machine (root)
+	tools/system-packages
+	tools/demo-cluster
 
 check: setup  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

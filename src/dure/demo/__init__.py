@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from dure.files import write_whole
@@ -25,3 +26,35 @@ def prepare(storage: Path, ranks: int) -> LoadedJob:
     if not (storage / "ddp.py").exists():
         write_whole(storage / "ddp.py", script)
     return job
+
+
+def prepare_cluster(storage: Path) -> Path:
+    """The same storage, and on it the same job for the documents' two nodes; returns the job file."""
+    prepare(storage, ranks=4)
+    job = (HERE / "cats.toml").read_text(encoding="utf-8")
+    job = re.sub(r"^storage = .*$", 'storage = "."', job, flags=re.MULTILINE)
+    path = storage / "cats.toml"
+    write_whole(path, job + _CLUSTER)
+    return path
+
+
+_CLUSTER = """
+[cluster]
+nodes = 2
+hosts = ["10.0.1.10", "10.0.1.11"]   # the first leads
+image = "pytorch_squash.sqsh"        # dure image build -o pytorch_squash.sqsh
+
+# What is there inside the image; all of it refuses writes but checkpoints/.
+[[cluster.mounts]]
+source = "{storage}/cats.toml"
+
+[[cluster.mounts]]
+source = "{storage}/ddp.py"
+
+[[cluster.mounts]]
+source = "{storage}/training_data"
+
+[[cluster.mounts]]
+source = "{storage}/checkpoints"
+writable = true
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from dure.job.section import Section
 
@@ -50,6 +50,11 @@ class Cluster(Section):
     """How long nodes wait for each other to come."""
     lost_seconds: Annotated[float, Field(gt=2)] = 6.0
     """A node that has not been heard of for so long is lost."""
+
+    @field_validator("image", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None  # --set cluster.image= takes it away
 
     @model_validator(mode="after")
     def _fewest_first(self) -> Cluster:

@@ -88,6 +88,8 @@ def load_job(
         given |= _span("--ranks", str(ranks), "team.ranks", "team.min_ranks")
     if nodes is not None:
         given |= _span("--nodes", nodes, "cluster.nodes", "cluster.min_nodes")
+        if nodes == "1":  # this machine alone, whichever hosts the job names
+            given["cluster.hosts"] = ([], "--nodes 1")
     if hosts is not None:
         names = [name.strip() for name in hosts.split(",") if name.strip()]
         given["cluster.hosts"] = (names, f"--hosts {hosts}")
