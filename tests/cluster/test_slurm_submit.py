@@ -16,7 +16,7 @@ from dure.slurm import queue
 from dure.slurm.cancel import cancel
 from dure.slurm.progress import progress_of
 from dure.slurm.request import Request
-from dure.slurm.status import all_of_mine, find, status_of
+from dure.slurm.status import all_of_mine, find, in_words, status_of
 from dure.slurm.submit import submit, submitted_from
 
 RANKS = Path(__file__).parents[1] / "ranks"
@@ -130,7 +130,9 @@ def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 75, 1), log
     assert "ended with 137: queued again, 1 of at most 1 times" in log
     assert "ended with 75: stopped, and resumable (queued again 1 of 1 times)" in log
-    assert status_of(find(str(twice.job_id))).requeued == 1
+    told = status_of(find(str(twice.job_id)))
+    assert (told.requeued, told.exit_code) == (1, 75)
+    assert "stopped, resumable (75) on node[0-1]" in in_words([told])
     with pytest.raises(UsageError, match="is over already"):
         cancel(find(str(twice.job_id)), now=False)
 
