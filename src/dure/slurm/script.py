@@ -49,8 +49,10 @@ def _sbatch_lines(request: Request) -> Iterator[str]:
     if fewest < most:
         yield "# A node that fails does not end the job: the others go on without it."
         yield "#SBATCH --no-kill"
-    yield "# One task on each node: the agent, which starts the node's ranks."
-    yield "#SBATCH --ntasks-per-node=1"
+        yield "# One task on each node, says srun below: said here, Slurm would take it for a wish for the fewest nodes."
+    else:
+        yield "# One task on each node: the agent, which starts the node's ranks."
+        yield "#SBATCH --ntasks-per-node=1"
     yield line("cpus-per-task", str(request.cpus_per_node))
     if request.gpus_per_node:
         yield line("gres", f"gpu:{request.gpus_per_node}")

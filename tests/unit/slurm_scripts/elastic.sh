@@ -5,8 +5,7 @@
 #SBATCH --nodes=1-2
 # A node that fails does not end the job: the others go on without it.
 #SBATCH --no-kill
-# One task on each node: the agent, which starts the node's ranks.
-#SBATCH --ntasks-per-node=1
+# One task on each node, says srun below: said here, Slurm would take it for a wish for the fewest nodes.
 #SBATCH --cpus-per-task=4
 #SBATCH --time=2:00:00
 # So many seconds before the time limit, this script, and it alone (B:), is told: see below.
