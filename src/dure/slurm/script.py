@@ -49,7 +49,7 @@ def _sbatch_lines(request: Request) -> Iterator[str]:
     if fewest < most:
         yield "# A node that fails does not end the job: the others go on without it."
         yield "#SBATCH --no-kill"
-        yield "# One task on each node, says srun below: said here, Slurm would take it for a wish for the fewest nodes."
+        yield "# One task on each node, as srun says below; said here, Slurm would give the fewest nodes only."
     else:
         yield "# One task on each node: the agent, which starts the node's ranks."
         yield "#SBATCH --ntasks-per-node=1"

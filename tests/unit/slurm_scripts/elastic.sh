@@ -5,7 +5,7 @@
 #SBATCH --nodes=1-2
 # A node that fails does not end the job: the others go on without it.
 #SBATCH --no-kill
-# One task on each node, says srun below: said here, Slurm would take it for a wish for the fewest nodes.
+# One task on each node, as srun says below; said here, Slurm would give the fewest nodes only.
 #SBATCH --cpus-per-task=4
 #SBATCH --time=2:00:00
 # So many seconds before the time limit, this script, and it alone (B:), is told: see below.
