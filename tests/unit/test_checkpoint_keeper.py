@@ -53,7 +53,7 @@ def test_a_fresh_start_moves_the_earlier_run_aside_and_deletes_nothing(tmp_path,
         folder = RunFolder(tmp_path / "run")
         folder.create()
         folder.job.write_text(f"run {number}")
-        made = cli._new_run(tmp_path / "run", "job", goes_on=True, fresh=True)
-        assert not made.job.exists()
+        with cli._new_run(tmp_path / "run", "job", goes_on=True, fresh=True) as made:
+            assert not made.job.exists()
         assert (tmp_path / f"run.{number}" / "job.json").read_text() == f"run {number}"
         assert f"run.{number}" in capsys.readouterr().err
