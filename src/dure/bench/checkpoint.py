@@ -195,9 +195,10 @@ def _checkpoints_saved(run: Path) -> list[float]:
 
 
 def _measured(folder: Path, ranks: int, size: Size, *, stalls: int = 0, saves: int = 0) -> list[RankFigures]:
-    task = Task(str(folder), size.width, size.layers, stalls, saves)
-    run = folder / ("stalls" if stalls else "saves")
-    return cast(list[RankFigures], _on_ranks("measure", (task,), ranks, run))
+    place = folder / ("stalls" if stalls else "saves")
+    place.mkdir()
+    task = Task(str(place), size.width, size.layers, stalls, saves)
+    return cast(list[RankFigures], _on_ranks("measure", (task,), ranks, place / "run"))
 
 
 def _stalls(folder: Path, ranks: int, size: Size) -> Figures:
