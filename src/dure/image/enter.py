@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +14,7 @@ from dure.image.contents import PYTHON
 from dure.image.digest import digest_of, recorded, verified
 from dure.image.environment import IN_IMAGE, passed
 from dure.image.mounts import innermost, make_written_folders, mounts_of
-from dure.image.runner import Place, apptainer_command, enroot_command, own_command, pyxis_options
+from dure.image.runner import Place, apptainer_command, enroot_command, own_command
 from dure.job import LoadedJob
 
 _PROGRAMS = {"enroot": ("enroot",), "apptainer": ("apptainer", "singularity"), "bubblewrap": ("bwrap",)}
@@ -93,11 +91,12 @@ def command_inside(
     *,
     job_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
+    of_any_run: bool = False,
 ) -> list[str]:
     """The command line that runs `dure ARGUMENTS…` in the job's image on this node.
 
     Everything that can be refused is refused here, before anything starts; then the folders that the run writes to are
-    made. `arguments` should hold absolute paths.
+    made. `arguments` should hold absolute paths. With `of_any_run`, `run_folder` is the folder that runs are made in.
     """
     runner, program = runner_of(loaded)
     image = image_of(loaded)
@@ -105,7 +104,9 @@ def command_inside(
         raise JobError("the job has no image; set cluster.image, or run it without one")
     # Our own runner holds the digest against the image itself.
     digest = (recorded(image) or digest_of(image)) if runner == "bubblewrap" else verified(image)
-    place = place_of(loaded, run_folder, digest=digest, job_file=job_file, environ=environ)
+    place = place_of(
+        loaded, run_folder, digest=digest, job_file=job_file, environ=environ, of_any_run=of_any_run
+    )
     command = [PYTHON, "-m", "dure", *arguments]
     if runner == "enroot":
         line = enroot_command(place, command)
@@ -114,70 +115,20 @@ def command_inside(
         line = apptainer_command(place, command, program=program, gpus=gpus)
     else:
         line = own_command(sys.executable, place, command, digest)
-    make_written_folders(loaded, run_folder, place.mounts)
+    make_written_folders(loaded, run_folder, place.mounts, of_any_run=of_any_run)
     return line
-
-
-@dataclass(frozen=True)
-class InSlurm:
-    """How the tasks of a Slurm step get into the image."""
-
-    srun_options: tuple[str, ...] = ()
-    """pyxis: options of srun."""
-    inside: tuple[str, ...] = ()
-    """enroot, apptainer: what stands before the task's command."""
-    python: str | None = None
-    """The interpreter of the task's command, inside; None: the task starts outside, and enters by itself."""
-
-
-def for_slurm(
-    loaded: LoadedJob,
-    runs: Path,
-    *,
-    job_file: Path | None = None,
-    has_pyxis: Callable[[], bool] | None = None,
-    which: Callable[[str], str | None] = shutil.which,
-) -> InSlurm:
-    """The same for a batch script, written before the run has a name: it will be made in `runs`.
-
-    Only the image's digest is set inside: what else a task needs, Slurm or the script gives it. The folders that runs
-    write to are made, once nothing is refused.
-    """
-    image = image_of(loaded)
-    if image is None:
-        return InSlurm()
-    wanted = loaded.job.cluster.runner
-    pyxis = wanted == "pyxis" or (wanted == "auto" and (has_pyxis or srun_has_pyxis)())
-    runner, program = ("pyxis", "srun") if pyxis else runner_of(loaded, which)
-    place = place_of(loaded, runs, digest=verified(image), job_file=job_file, environ={}, of_any_run=True)
-    place = replace(place, workdir=str(runs))
-    if runner == "pyxis":
-        line = InSlurm(srun_options=tuple(pyxis_options(place)), python=PYTHON)
-    elif runner == "enroot":
-        line = InSlurm(inside=tuple(enroot_command(place, ())), python=PYTHON)
-    elif runner == "apptainer":
-        gpus = loaded.job.slurm.gpus_per_node > 0
-        line = InSlurm(inside=tuple(apptainer_command(place, (), program=program, gpus=gpus)), python=PYTHON)
-    else:
-        line = InSlurm()
-    make_written_folders(loaded, runs, place.mounts, of_any_run=True)
-    return line
-
-
-def srun_has_pyxis() -> bool:
-    """Whether this cluster's srun knows containers."""
-    try:
-        said = subprocess.run(["srun", "--help"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return "--container-image" in said.stdout
 
 
 def enter(
-    loaded: LoadedJob, run_folder: Path, arguments: Sequence[str], *, job_file: Path | None = None
+    loaded: LoadedJob,
+    run_folder: Path,
+    arguments: Sequence[str],
+    *,
+    job_file: Path | None = None,
+    of_any_run: bool = False,
 ) -> NoReturn:
     """Become `dure ARGUMENTS…` in the job's image: this process is replaced."""
-    line = command_inside(loaded, run_folder, arguments, job_file=job_file)
+    line = command_inside(loaded, run_folder, arguments, job_file=job_file, of_any_run=of_any_run)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp(line[0], line)
