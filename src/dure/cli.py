@@ -74,6 +74,13 @@ RunDir = Annotated[
     Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
 ]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
+NodeRank = Annotated[
+    int | None, typer.Option(help="Which of the nodes this is, from 0, the leader.", show_default="none")
+]
+Leader = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"),
+]
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
 
 
@@ -98,15 +105,8 @@ def train(
         str | None,
         typer.Option(help="Machines that train together, or MIN:MAX of them.", show_default="the job's"),
     ] = None,
-    node_rank: Annotated[
-        int | None, typer.Option(help="Which of the nodes this is, from 0, the leader.", show_default="none")
-    ] = None,
-    leader: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"
-        ),
-    ] = None,
+    node_rank: NodeRank = None,
+    leader: Leader = None,
     hosts: Annotated[
         str | None,
         typer.Option(help="Start it on these hosts by ssh: a,b; the first leads.", show_default="the job's"),
@@ -165,14 +165,21 @@ def run(
     cold: Annotated[
         bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
     ] = False,
+    nodes: Annotated[int, typer.Option(help="Machines that run it together, each with so many ranks.")] = 1,
+    node_rank: NodeRank = None,
+    leader: Leader = None,
     run_dir: RunDir = None,
     port: Port = 0,
 ) -> None:
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once."""
     from dure.launch import run_script
-    from dure.run_job import new_run
+    from dure.run_job import new_run, nodes_of_script, run_script_on_nodes
 
     with new_run(run_dir, Path(target).stem) as folder:
+        if nodes > 1 or node_rank is not None or leader is not None:
+            here = nodes_of_script(target, nodes, node_rank, leader, ranks)
+            code = run_script_on_nodes(target, arguments or [], folder, here, module=module, cold=cold)
+            raise typer.Exit(code)
         code = run_script(
             target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
         )

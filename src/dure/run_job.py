@@ -22,9 +22,9 @@ from dure.doctor.words import in_one_line
 from dure.errors import UsageError
 from dure.files import write_whole
 from dure.image.enter import digest_inside, enter
-from dure.job import LoadedJob
+from dure.job import Cluster, LoadedJob
 from dure.language import Language, chosen_language
-from dure.launch import run_team
+from dure.launch import run_script, run_team
 from dure.launch.claim import Claim
 from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
@@ -122,7 +122,8 @@ def train_inside(
     if start.fresh and leads and RunFolder(run).job.exists():
         _set_aside(RunFolder(run))
     named = [f"--run-dir={run}"] if leads or start.run_dir is not None else []
-    enter(loaded, run, ["train", str(job.absolute()), *options, *named], job_file=job.absolute())
+    command = ["train", str(job.absolute()), *options, *named]
+    enter(loaded, run, command, job_file=job.absolute(), of_any_run=not named)
 
 
 def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> Nodes | None:
@@ -135,18 +136,11 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
                 "ADDRESS:PORT of node 0, or with --hosts, or with `dure submit`; --nodes 1 trains on this machine alone"
             )
         return None
-    if node_rank is None or leader is None:
-        given, missing = ("--leader", "--node-rank") if node_rank is None else ("--node-rank", "--leader")
-        raise UsageError(f"{given} is given, but not {missing}; a run on several nodes needs both")
-    if not 0 <= node_rank < cluster.nodes:
-        raise UsageError(
-            f"--node-rank is {node_rank}, but there are {cluster.nodes} nodes (--nodes): use 0 to {cluster.nodes - 1}"
-        )
-    host, port = split_leader(leader)
+    node, host, port = _place(cluster.nodes, node_rank, leader)
     return Nodes(
         count=cluster.nodes,
         fewest=cluster.min_nodes or cluster.nodes,
-        node=node_rank,
+        node=node,
         leader=host,
         port=port,
         ranks=team.ranks,
@@ -156,6 +150,62 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
         max_restarts=team.max_restarts,
         facts=_facts(loaded),
     )
+
+
+def run_script_on_nodes(
+    target: str, argv: list[str], folder: RunFolder, nodes: Nodes, *, module: bool, cold: bool
+) -> int:
+    """This node's ranks of a script that runs on several; every node keeps its own logs."""
+    with StopSignals() as stop, join(nodes, lambda: folder.path, _say, stop.check) as joined:
+
+        def tell(formed: Team) -> None:
+            if nodes.leads:
+                _say(formed.in_words())
+
+        return run_script(
+            target,
+            argv,
+            module=module,
+            ranks=nodes.ranks,
+            folder=folder,
+            cold=cold,
+            joined=joined,
+            on_team=tell,
+        )
+
+
+def nodes_of_script(target: str, count: int, node_rank: int | None, leader: str | None, ranks: int) -> Nodes:
+    """What the command line says of the nodes that a script runs on."""
+    node, host, port = _place(count, node_rank, leader)
+    path = Path(target)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else target
+    cluster = Cluster()
+    return Nodes(
+        count=count,
+        fewest=count,
+        node=node,
+        leader=host,
+        port=port,
+        ranks=ranks,
+        interface=None,
+        join_seconds=cluster.join_seconds,
+        lost_seconds=cluster.lost_seconds,
+        max_restarts=0,
+        facts={"script (sha256)": digest, **_versions()},
+        is_job=False,
+    )
+
+
+def _place(count: int, node_rank: int | None, leader: str | None) -> tuple[int, str, int]:
+    """(this node, the leader's host, its port), or what is missing."""
+    if node_rank is None or leader is None:
+        given, missing = ("--leader", "--node-rank") if node_rank is None else ("--node-rank", "--leader")
+        raise UsageError(f"{given} is given, but not {missing}; a run on several nodes needs both")
+    if not 0 <= node_rank < count:
+        raise UsageError(
+            f"--node-rank is {node_rank}, but there are {count} nodes (--nodes): use 0 to {count - 1}"
+        )
+    return node_rank, *split_leader(leader)
 
 
 def _preflight(loaded: LoadedJob, start: Start, nodes: Nodes | None, language: Language) -> None:
@@ -202,7 +252,7 @@ def _launch(
 
     def tell_team(formed: Team) -> None:
         if display is not None:
-            display.tell(_where_ranks_are(formed))
+            display.tell(formed.in_words())
 
     try:
         results: list[Any] = run_team(
@@ -249,19 +299,6 @@ def _as_json(value: object) -> Any:
     return value.as_json()
 
 
-def _where_ranks_are(team: Team) -> str:
-    """The map of ranks and hosts, in one line."""
-    first, places = 0, []
-    for size, host, address in zip(team.sizes, team.hosts, team.addresses, strict=True):
-        places.append(
-            f"ranks {first}-{first + size - 1} on {host} ({address})"
-            if size > 1
-            else f"rank {first} on {host}"
-        )
-        first += size
-    return ", ".join(places)
-
-
 def _resumable(loaded: LoadedJob) -> bool:
     return loaded.job.checkpoint.wanted and loaded.job.team.sync
 
@@ -269,11 +306,14 @@ def _resumable(loaded: LoadedJob) -> bool:
 def _facts(loaded: LoadedJob) -> dict[str, str]:
     """What all nodes must have alike. The recipe, which the ranks compare, has the rest."""
     job = loaded.job.model_dump_json(exclude={"cluster", "slurm"})
+    return {"job (sha256)": hashlib.sha256(job.encode()).hexdigest(), **_versions()}
+
+
+def _versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "dure": importlib.metadata.version("dure"),
-        "job (sha256)": hashlib.sha256(job.encode()).hexdigest(),
         "image (sha256)": digest_inside() or "none",
     }
 

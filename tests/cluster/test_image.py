@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -295,32 +296,37 @@ def test_kill_9_leaves_no_process_and_no_mount(image, way):
 
 
 @pytest.fixture(scope="module")
-def cache(image, tmp_path_factory):
-    """A cache with the image unpacked, as its first run left it; it belongs to a user who is not root."""
+def for_all(image):
+    """The image and its cache, unpacked, in a folder that every user may enter; the cache is another user's.
+
+    pytest's own folders are closed again whenever another session starts.
+    """
     if os.geteuid() != 0:
         pytest.skip("becoming another user takes root")
-    place = tmp_path_factory.mktemp("user")
-    for folder in [place, *place.parents][:3]:
-        folder.chmod(folder.stat().st_mode | 0o055)
-    cache = place / "cache"
-    cache.mkdir()
-    first = run_in(image, "id", "-u", options=["--way", "unpack"], XDG_CACHE_HOME=str(cache))
-    assert (first.code, first.out) == (0, "0\n"), first.err
-    ended(["chown", "-R", f"{NOBODY}:{NOBODY}", str(cache)])
-    return cache
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copy(image, folder)
+        cache = folder / "cache"
+        cache.mkdir()
+        first = run_in(
+            folder / image.name, "id", "-u", options=["--way", "unpack"], XDG_CACHE_HOME=str(cache)
+        )
+        assert (first.code, first.out) == (0, "0\n"), first.err
+        ended(["chown", "-R", f"{NOBODY}:{NOBODY}", str(cache)])
+        yield folder
 
 
 @pytest.mark.parametrize("way", ["unpack", "squashfuse"])
-def test_a_user_who_is_not_root_runs_it_too(image, cache, tmp_path, way):
+def test_a_user_who_is_not_root_runs_it_too(image, for_all, tmp_path, way):
     """With an interpreter that the user may read: the image's own, unpacked."""
     if way == "squashfuse" and (shutil.which("squashfuse") is None or not os.path.exists("/dev/fuse")):
         pytest.skip("squashfuse or /dev/fuse is not here")
-    devices = tmp_path / "devices"
+    image, cache, devices = for_all / image.name, for_all / "cache", tmp_path / "devices"
     devices.mkdir()
     env = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
-    (tree,) = [
-        path for path in (cache / "dure" / "images").iterdir() if path.is_dir() and path.name != "mounted"
-    ]
+    trees = [path for path in (cache / "dure" / "images").iterdir() if path.is_dir()]
+    (tree,) = [path for path in trees if path.name != "mounted"]
     # A /dev/fuse that this user may open, as most distributions have it; seen by this command alone.
     enter = """
         mount -t tmpfs none "$1" && mknod "$1/fuse" c 10 229 && chmod 666 "$1/fuse" && mount --bind "$1/fuse" /dev/fuse

@@ -71,8 +71,8 @@ def test_no_page_names_a_setting_that_is_gone(name):
 
 def test_the_pages_that_a_newcomer_needs_are_there_in_korean():
     assert {page.name for page, _ in PAIRS} == {
-        "README.md", "checkpoints.md", "exactness.md", "job.md", "launching.md", "loading.md", "recovery.md",
-        "reduce.md", "storage.md",
+        "README.md", "checkpoints.md", "cluster.md", "exactness.md", "job.md", "launching.md", "loading.md",
+        "recovery.md", "reduce.md", "storage.md",
     }  # fmt: skip
 
 

@@ -6,12 +6,18 @@ import importlib.util
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dure.errors import RankFailed, UsageError
 from dure.launch.rank import Command, Script
 from dure.launch.team import TORCH, TORCH_WITH_DDP, launch
 from dure.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from dure.launch.nodes.join import Joined
+    from dure.launch.nodes.messages import Team
 
 
 def run_script(
@@ -24,12 +30,16 @@ def run_script(
     cold: bool = False,
     port: int = 0,
     grace_seconds: float = 1.0,
+    joined: Joined | None = None,
+    on_team: Callable[[Team], None] = lambda team: None,
 ) -> int:
     """Run a script, or a module with `module`, on every rank; return 0 when all ranks ended with 0.
 
     Scripts see what they see under torchrun: environment, argv, `__main__`, working directory, output on
     the console (also kept in `folder.log(rank)`). They run in interpreters that have imported torch; with
     `cold` in fresh ones, for scripts that must set something up before torch is imported.
+
+    With `joined`, these are one node's ranks of several nodes'; `on_team` is told which they are.
 
     Raises RankFailed (exit code 1) with the first cause; its traceback is on the console already.
     """
@@ -57,6 +67,8 @@ def run_script(
             on_tick=None,
             tee=True,
             grace_seconds=grace_seconds,
+            joined=joined,
+            on_team=on_team,
         )
     except RankFailed as failed:
         raise RankFailed(str(failed), rank=failed.rank, host=failed.host, exit_code=1) from None

@@ -51,6 +51,8 @@ class Terms:
     run: str
     join_seconds: float
     max_restarts: int
+    resumable: bool = True
+    """Whether the run goes on from what it has saved when it is started again."""
 
 
 @dataclass
@@ -274,6 +276,8 @@ class Council:
         )
 
     def _end_resumable(self, why: str) -> Letters:
+        if not self.terms.resumable:
+            return self._end(End(f"{why}; all ranks are ended", 1))
         words = f"{why}; resumable: the same commands with --run-dir {self.terms.run} go on from the newest checkpoint"
         return self._end(End(words, Resumable.exit_code))
 

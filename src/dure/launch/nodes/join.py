@@ -38,6 +38,8 @@ class Nodes:
     max_restarts: int
     facts: dict[str, str]
     """What must be the same on all nodes."""
+    is_job: bool = True
+    """A job has one folder for all nodes, and goes on from what it has saved; a script has neither."""
 
     @property
     def leads(self) -> bool:
@@ -88,14 +90,16 @@ def join(
                 str(choose_run()),
                 nodes.join_seconds,
                 nodes.max_restarts,
+                nodes.is_job,
             )
             council = Council(terms, time.monotonic(), news.put, news.put)
             leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds))
             connection = leader.connect()
         else:
             connection = reach_leader(address, nodes.port, nodes.join_seconds, say, check)
-        member = stack.enter_context(Member(connection, hello, nodes.lost_seconds))
-        run = Path(member.welcome(check))
+        member = stack.enter_context(Member(connection, hello, nodes.lost_seconds, resumable=nodes.is_job))
+        told = member.welcome(check)
+        run = Path(told) if nodes.is_job or nodes.leads else choose_run()
         if not run.is_dir():
             raise UsageError(
                 f"the run's folder, {run}, is not there on {socket.gethostname()}: it must be on storage that all "

@@ -62,8 +62,11 @@ def reach_leader(
 class Member:
     """This node's side of the connection with the leader. A thread keeps it alive; the agent asks and tells."""
 
-    def __init__(self, connection: socket.socket, hello: Hello, lost_seconds: float) -> None:
+    def __init__(
+        self, connection: socket.socket, hello: Hello, lost_seconds: float, *, resumable: bool = True
+    ) -> None:
         self.hello = hello
+        self._resumable = resumable
         self.leader = connection.getpeername()[0]
         self._line = Line(connection)
         self._lost_seconds = lost_seconds
@@ -146,9 +149,12 @@ class Member:
                     return self._inbox.pop(at)
             lost = self._lost
         if lost:
+            words = f"the leader, {self.leader}, is lost: {lost}; the ranks of this node are ended"
+            if not self._resumable:
+                raise DureError(words)
             raise Resumable(
-                f"the leader, {self.leader}, is lost: {lost}; the ranks of this node are ended. Resumable: started "
-                "again, with any node as the leader, the run goes on from the newest checkpoint"
+                f"{words}. Resumable: started again, with any node as the leader, the run goes on from the newest "
+                "checkpoint"
             )
         return None
 

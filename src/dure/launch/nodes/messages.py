@@ -81,6 +81,15 @@ class Team:
         """All ranks."""
         return sum(self.sizes)
 
+    def in_words(self) -> str:
+        """The map of ranks and hosts, in one line."""
+        first, places = 0, []
+        for size, host, address in zip(self.sizes, self.hosts, self.addresses, strict=True):
+            which = f"ranks {first}-{first + size - 1}" if size > 1 else f"rank {first}"
+            places.append(f"{which} on {host} ({address})")
+            first += size
+        return ", ".join(places)
+
 
 @dataclass(frozen=True)
 class StoreUp:
