@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined
     from dure.launch.nodes.messages import Team
 
-# Imported once, before ranks are forked. DistributedDataParallel imports torch._dynamo when it is first made.
+# Imported once, before ranks are forked. DistributedDataParallel imports torch._dynamo when it is first made, an
+# optimizer and `dure.start` do so too: 1.5 s of a core for each rank that has to do it by itself.
 TORCH = ("torch", "torch.distributed", "numpy")
 TORCH_WITH_DDP = (*TORCH, "torch.nn.parallel", "torch._dynamo")
 
