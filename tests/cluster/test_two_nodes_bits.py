@@ -2,10 +2,10 @@
 
 import features
 import pytest
+import sharding
 
 from dure.bench.two_nodes import TwoNodes
 from dure.lab import why_not_here
-from dure.launch import run_team
 from dure.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=f"no two nodes here: {why_not_here()}")
@@ -21,8 +21,7 @@ NAMES = (
 
 @pytest.mark.timeout(300)
 def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
-    folder = RunFolder(tmp_path / "alone")
-    (alone,) = run_team("features:train_all", (NAMES,), ranks=1, folder=folder, hang_seconds=100)
+    alone = features.train_all(NAMES)
     assert set(NAMES) <= set(features.FEATURES)
     with TwoNodes() as nodes:
         folder = RunFolder(tmp_path / "nodes")
@@ -44,8 +43,7 @@ def test_random_reduces_between_two_nodes_are_the_plain_tree_sums_bits(wire, ran
 
 @pytest.mark.timeout(300)
 def test_an_optimizer_sharded_within_each_node_has_the_bits_of_one_rank(tmp_path):
-    folder = RunFolder(tmp_path / "alone")
-    (alone,) = run_team("sharding:train_on_nodes", ("AdamW",), ranks=1, folder=folder, hang_seconds=100)
+    alone = sharding.train_on_nodes("AdamW")
     with TwoNodes() as nodes:
         folder = RunFolder(tmp_path / "nodes")
         found = nodes.run_ranks("sharding:train_on_nodes", ("AdamW",), ranks_per_node=2, folder=folder)

@@ -5,6 +5,7 @@ import shutil
 
 import loads
 import pytest
+from alone import train_alone
 from commands import EXAMPLES, dure, train
 
 from dure.bench.load import bench_load, in_words
@@ -262,12 +263,12 @@ def test_a_job_is_the_same_run_whoever_reads_its_weights_and_wherever_they_lie(j
 def test_other_weights_are_another_recipe(job, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    first = train(job, tmp_path / "run-1").summary
+    first = train_alone(job, tmp_path / "run-1")
     state = load_file(tmp_path / "w.safetensors")
     state["0.bias"] += 1
     save_file(state, tmp_path / "w.safetensors")
-    second = train(job, tmp_path / "run-2").summary
-    assert first["recipe"] != second["recipe"]
+    second = train_alone(job, tmp_path / "run-2")
+    assert first.recipe != second.recipe
 
 
 def test_weights_that_do_not_fit_are_a_usage_error_in_one_line(job, tmp_path):

@@ -67,6 +67,7 @@ def test_short_runs_have_the_same_bits_on_every_number_of_ranks(name, epochs, te
         assert summary["ledger"]["exactly_once"] is True
         assert len(set(summary["fingerprints"])) == 1
         assert len(summary["fingerprints"]) == ranks
+        assert summary["apart"] is None
         proved = steps_proved(folder, ranks)
         assert proved == [[*range(summary["steps"]), summary["steps"] - 1]] * ranks
     assert len(set(shas.values())) == 1, shas
