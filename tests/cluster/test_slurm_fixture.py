@@ -70,7 +70,9 @@ def test_a_failing_job_keeps_its_exit_code(slurm):
     assert (job.state, job.exit_code, job.signal) == ("FAILED", 75, 0)
 
 
+@pytest.mark.soak
 def test_a_signal_reaches_the_batch_script_and_the_job_is_requeued(slurm):
+    """By this Slurm alone; test_slurm_submit has it signal and requeue the product's script."""
     script = """#!/bin/bash
 trap 'echo signalled; scontrol requeue $SLURM_JOB_ID; exit 0' USR1
 echo "attempt ${SLURM_RESTART_COUNT:-0}"

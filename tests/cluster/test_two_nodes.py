@@ -96,7 +96,9 @@ def test_eight_ranks_on_two_nodes_meet_and_each_node_is_a_host_of_its_own(tmp_pa
     ("task", "failing", "message", "host"),
     [
         ("raise_on", 5, "rank 5 on node1 failed: ValueError: the cause", "node1"),
-        ("kill_self_on", 2, "rank 2 on node0 was killed by SIGKILL", "node0"),
+        pytest.param(
+            *("kill_self_on", 2, "rank 2 on node0 was killed by SIGKILL", "node0"), marks=pytest.mark.soak
+        ),
         ("kill_self_on", 7, "rank 7 on node1 was killed by SIGKILL", "node1"),
     ],
 )

@@ -31,7 +31,7 @@ def run(tmp_path, how, *, restarts, max_restarts, ranks=3, hang_seconds=60):
     return values, told
 
 
-@pytest.mark.parametrize("how", ["kill", "crash"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("crash", marks=pytest.mark.soak)])
 def test_a_team_re_forms_as_often_as_it_gets_further(tmp_path, how):
     values, told = run(tmp_path, how, restarts=3, max_restarts=1)
     assert values == [(3.0, 3)] * 3

@@ -36,7 +36,9 @@ def test_one_node_is_measured_beside_every_peer_that_is_installed(tmp_path):
 
 
 @pytest.mark.skipif(NOT_HERE is not None, reason=f"two nodes: {NOT_HERE}")
-@pytest.mark.parametrize(("wire", "share"), [("fp32", 1.0), ("bf16", 0.5)])
+@pytest.mark.parametrize(
+    ("wire", "share"), [pytest.param("fp32", 1.0, marks=pytest.mark.soak), ("bf16", 0.5)]
+)
 def test_two_nodes_send_each_bucket_once_a_direction_and_half_of_it_as_bf16(wire, share):
     figures = reduce.bench_reduce(ranks=2, nodes=2, rate="10gbit", mib=[1.0], rounds=2, wire=wire)
     assert (figures["ranks"], figures["nodes"], figures["rate"], figures["wire"]) == (2, 2, "10gbit", wire)
