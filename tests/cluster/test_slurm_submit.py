@@ -200,19 +200,24 @@ def submitted_job(tmp_path, *options, **environment):
 
 
 @pytest.mark.timeout(300)
-def test_requeued_and_signalled_on_two_nodes_the_weights_are_the_same_bits(here, tmp_path, undisturbed):
+@pytest.mark.parametrize("requeues", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_signalled_and_requeued_on_two_nodes_the_weights_are_the_same_bits(
+    here, tmp_path, undisturbed, requeues
+):
+    """Signalled, it saves and is queued again; in `make soak` an operator requeues it before that."""
     submitted = submitted_job(tmp_path, SLOW_SAMPLES="0.01")
-    slurm_waits(lambda: step_of(submitted.run) >= 6, submitted)
-    assert here.command("scontrol", "requeue", str(submitted.job_id)).returncode == 0
-    here.wait(submitted.job_id, 60, frozenset({"PENDING"}))
-    here.wait(submitted.job_id, 60, frozenset({"RUNNING"}))
+    if requeues == 2:
+        slurm_waits(lambda: step_of(submitted.run) >= 6, submitted)
+        assert here.command("scontrol", "requeue", str(submitted.job_id)).returncode == 0
+        here.wait(submitted.job_id, 60, frozenset({"PENDING"}))
+        here.wait(submitted.job_id, 60, frozenset({"RUNNING"}))
     slurm_waits(lambda: step_of(submitted.run) >= 14, submitted)
     queue.send(submitted.job_id, "USR1")
     job, log = ended(here, submitted)
-    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 2), log
-    assert log.count("goes on from step") >= 2, log
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, requeues), log
+    assert log.count("goes on from step") >= requeues, log
     (told,) = json.loads(dure("status", submitted.run, "--json").out)["jobs"]
-    assert (told["state"], told["requeued"], told["log"]) == ("COMPLETED", 2, str(submitted.log))
+    assert (told["state"], told["requeued"], told["log"]) == ("COMPLETED", requeues, str(submitted.log))
     assert (told["progress"]["step"], told["progress"]["done"]) == (32, True)
     assert told["progress"]["weights_sha256"] == undisturbed
     summary = json.loads((submitted.run / "summary.json").read_text())
