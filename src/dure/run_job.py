@@ -122,7 +122,8 @@ def train_inside(
     if start.fresh and leads and RunFolder(run).job.exists():
         _set_aside(RunFolder(run))
     named = [f"--run-dir={run}"] if leads or start.run_dir is not None else []
-    enter(loaded, run, ["train", str(job.absolute()), *options, *named], job_file=job.absolute())
+    command = ["train", str(job.absolute()), *options, *named]
+    enter(loaded, run, command, job_file=job.absolute(), of_any_run=not named)
 
 
 def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> Nodes | None:

@@ -23,12 +23,12 @@ from typing import Literal
 
 from dure.errors import UsageError
 
-KEEP_VARIABLE = "DURE_KEEP"
-"""How our launcher tells its ranks where states outlive them: its pid, and its descriptors of the memory."""
-
 Launcher = Literal["dure", "torchrun", "srun", "hand", "alone"]
 
 LOOPBACK = "127.0.0.1"
+KEEP_VARIABLE = (
+    "DURE_KEEP"  # set by our launcher: its pid, and its descriptors of memory that outlives the ranks
+)
 SIZES = ("RANK", "WORLD_SIZE")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")

@@ -48,8 +48,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reason = why_no_image_here()
     if reason is not None:
         pytest.skip(f"image: {reason}")
-    folder = tmp_path_factory.mktemp("image")
-    folder.chmod(0o755)  # a user who is not root reads it too
-    out = folder / "pytorch_squash.sqsh"
+    out = tmp_path_factory.mktemp("image") / "pytorch_squash.sqsh"
     build(out, packages=["dure"], level=1)
     return out

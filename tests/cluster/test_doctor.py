@@ -214,3 +214,20 @@ def test_a_person_gets_a_table_with_what_to_do_in_either_language(lab):
     assert "✗ node1" in korean.stdout
     assert "Docker에서는 --shm-size" in " ".join(korean.stdout.split())
     assert "사전 점검 실패, 노드 node1: /dev/shm" in korean.stderr
+
+
+def test_with_an_image_the_doctor_looks_from_inside_it(lab, image):
+    """The image's own mounts are what is tried: even on a node whose storage could be written."""
+    storage = Path(lab.state.storage)
+    name = storage / image.name
+    os.link(image, name)
+    writable, undo = INJECTED["read-only mount writable"][0]
+    try:
+        with wrong(lab, "node1", writable, undo):
+            found, _ = doctor(lab, "--set", f"cluster.image={image.name}")
+    finally:
+        name.unlink()
+    assert failed(found) == set()
+    digests = {one["node"]: one["value"] for one in found["findings"] if one["check"] == "digests"}
+    assert all("image " in value for value in digests.values())
+    assert run(lab, "node0", "ls", "-A", "/mnt/shared/checkpoints").stdout == ""

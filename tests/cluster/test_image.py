@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -293,16 +294,24 @@ def test_kill_9_leaves_no_process_and_no_mount(image, way):
     wait_until(lambda: not loops_of(image))
 
 
+@pytest.fixture
+def for_all():
+    """A folder that every user may enter; pytest's own are closed again whenever another session starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("way", ["unpack", "squashfuse"])
-def test_a_user_who_is_not_root_runs_it_too(image, tmp_path, way):
+def test_a_user_who_is_not_root_runs_it_too(image, for_all, way):
     """With an interpreter that the user may read: the image's own, unpacked."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user takes root")
     if way == "squashfuse" and (shutil.which("squashfuse") is None or not os.path.exists("/dev/fuse")):
         pytest.skip("squashfuse or /dev/fuse is not here")
-    for folder in [tmp_path, *tmp_path.parents][:3]:
-        folder.chmod(folder.stat().st_mode | 0o055)
-    cache, devices = tmp_path / "cache", tmp_path / "devices"
+    shutil.copy(image, for_all)
+    image = for_all / image.name
+    cache, devices = for_all / "cache", for_all / "devices"
     cache.mkdir()
     devices.mkdir()
     env = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}

@@ -34,8 +34,8 @@ def ssh(lab, place, target, command, **options):
     return run(lab, place, "ssh", "-F", str(lab.ssh_config), target, command, **options)
 
 
-def connects(lab, place, address, port=22):
-    code = f"import socket; print(socket.create_connection(('{address}', {port}), 1).getpeername()[0])"
+def connects(lab, place, address, seconds=20):
+    code = f"import socket; print(socket.create_connection(('{address}', 22), {seconds}).getpeername()[0])"
     return run(lab, place, sys.executable, "-S", "-c", code, check=False)
 
 
@@ -153,8 +153,8 @@ def test_a_node_that_is_cut_off_has_no_carrier_until_it_is_healed(lab):
         assert [place.joined for place in lab.status()] == [True, True, False]
         flags = json.loads(run(lab, "node1", "ip", "-json", "link", "show", "dev", "eth0"))[0]["flags"]
         assert "NO-CARRIER" in flags
-        assert connects(lab, "node0", "node1").returncode != 0
-        assert connects(lab, "node1", "node0").returncode != 0
+        assert connects(lab, "node0", "node1", 1).returncode != 0
+        assert connects(lab, "node1", "node0", 1).returncode != 0
         assert connects(lab, "node0", "login").returncode == 0
     finally:
         lab.heal()
@@ -230,7 +230,7 @@ def test_a_second_lab_of_the_same_name_is_refused_and_another_name_is_not(lab, t
         Lab(lab.name, storage=tmp_path).up()
     with Lab(NAME, nodes=1, storage=tmp_path, ssh=False) as other:
         assert run(other, "node0", "hostname") == "node0"
-        assert connects(other, "node0", "10.0.1.11").returncode != 0
+        assert connects(other, "node0", "10.0.1.11", 1).returncode != 0
 
 
 @needs_root
@@ -247,6 +247,9 @@ def test_the_commands_make_use_and_end_a_lab(tmp_path):
     assert len(everyone) == 6  # three keepers, three sshd
     ran = dure("lab", "exec", "--name", NAME, "node1", "--", "sh", "-c", "hostname; exit 3")
     assert (ran.code, ran.out) == (3, "node1\n")
+    ran = dure("lab", "exec", "--name", NAME, "node0", "ls", "-d", "--", "/mnt/shared/checkpoints")
+    assert (ran.code, ran.out) == (0, "/mnt/shared/checkpoints\n")
+    assert dure("lab", "exec", "--name", NAME, "node0", "--").code == 2
     command("cut", "node0")
     shown = json.loads(command("status", "--json"))
     assert [place["joined"] for place in shown["places"]] == [True, False, True]
@@ -345,6 +348,22 @@ def test_a_lab_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
     assert len(started) == 3
     assert_gone(started)
     assert not lab_folder(NAME).exists()
+
+
+@needs_root
+def test_a_storage_that_is_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot use .*file as the storage: Not a directory"):
+        Lab(NAME, storage=tmp_path / "file").up()
+
+
+@needs_root
+def test_folders_of_tmp_can_be_shown_to_nodes(tmp_path):
+    (tmp_path / "shown").mkdir()
+    with Lab(NAME, nodes=1, storage=tmp_path / "storage", ssh=False, shown=[tmp_path / "shown"]) as lab:
+        run(lab, "node0", "touch", "from-node", cwd=tmp_path / "shown")
+        assert run(lab, "node0", "ls", str(tmp_path)) == "shown"
+    assert (tmp_path / "shown" / "from-node").exists()
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", "x" * 40, "a\nb"])

@@ -1,15 +1,18 @@
 """Several nodes, one run: the documents' two nodes by hand and by ssh, and what happens when a cable is pulled."""
 
 import os
+import re
+import shutil
 import signal
 import socket
 import time
 
 import psutil
 import pytest
-from commands import dure, train
+from commands import EXAMPLES, dure, train
 from nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
 
+from dure.demo.draw import draw_training_data
 from dure.lab import Lab, why_not_here
 from dure.lab.remote import why_no_ssh
 
@@ -71,6 +74,26 @@ def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start,
     assert second.process.wait(20) == 0
     assert "the leader, 10.0.1.10, has the summary" in second.said
     assert "127.0.0.1" not in first.said + second.said
+
+
+@pytest.mark.timeout(180)
+def test_the_documents_script_runs_on_two_nodes_with_the_same_bits(start, storage, tmp_path):
+    shutil.copy(EXAMPLES / "ddp.py", storage)
+    draw_training_data(storage / "training_data", count=80, heldout=4, say=lambda text: None)
+    place = ["--ranks", 2, "--nodes", 2, "--leader", "10.0.1.10:29500"]
+    script = ["run", "/mnt/shared/ddp.py", "--run-dir"]
+    first, second = (
+        start(f"node{n}", *script, f"/mnt/shared/checkpoints/ddp-{n}", *place, "--node-rank", n)
+        for n in (0, 1)
+    )
+    assert first.process.wait(90) == 0, first.said
+    assert second.process.wait(20) == 0, second.said
+    assert "ranks 0-1 on node0 (10.0.1.10), ranks 2-3 on node1 (10.0.1.11)" in first.said
+    alone = dure("run", storage / "ddp.py", "--ranks", 1, "--run-dir", tmp_path / "alone")
+    fingerprints = set(
+        re.findall(r"rank \d of \d: (\w{16})", alone.out + first.out.read_text() + second.out.read_text())
+    )
+    assert len(fingerprints) == 1
 
 
 @pytest.mark.timeout(180)

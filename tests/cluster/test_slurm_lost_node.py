@@ -10,7 +10,7 @@ from processes import find, kill_with_children
 from slurm import SlurmCluster, why_not_here
 from test_slurm_submit import JOB, slurm_waits, step_of, undisturbed  # noqa: F401
 
-from dure.job import load_job
+from dure.job import load_job, parse_settings
 from dure.slurm.prepare import prepare
 from dure.slurm.submit import submit
 
@@ -31,8 +31,22 @@ def lose(cluster, name):
     lost = find(lambda process: Path(f"/proc/{process.pid}/ns/uts").stat().st_ino == here)
     assert {"slurmd", "slurmstepd"} <= {process.name() for process in lost}
     kill_with_children(lost)
+    cluster.daemon(name).wait(30)
     _, alive = psutil.wait_procs(lost, timeout=30)
     assert alive == []
+
+
+def submitted_job(tmp_path, monkeypatch, *settings):
+    """The job in the queue, with less patience than it would have: it is known here when a node is lost."""
+    job = tmp_path / "job.toml"
+    job.write_text(JOB)
+    monkeypatch.setenv("SLOW_SAMPLES", "0.01")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_job(job, parse_settings(settings))
+    submitted = submit(replace(prepare(loaded, job, settings, None, None), wait_seconds=5))
+    slurm_waits(lambda: step_of(submitted.run) >= 8, submitted)
+    return submitted
 
 
 @pytest.mark.soak
@@ -41,14 +55,7 @@ def lose(cluster, name):
 def test_a_lost_node_costs_a_requeue_and_no_bits(own_slurm, tmp_path, monkeypatch, undisturbed, name):  # noqa: F811
     """node1 is noticed by the leader, and the script queues the job again; node0 takes the script along, and Slurm
     queues it again when it has missed the node for a minute."""
-    job = tmp_path / "job.toml"
-    job.write_text(JOB)
-    monkeypatch.setenv("SLOW_SAMPLES", "0.01")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    request = replace(prepare(load_job(job), job, [], None, None), wait_seconds=5)
-    submitted = submit(request)
-    slurm_waits(lambda: step_of(submitted.run) >= 8, submitted)
+    submitted = submitted_job(tmp_path, monkeypatch)
     lose(own_slurm, name)
     own_slurm.wait(submitted.job_id, 200, frozenset({"PENDING"}))
     own_slurm.start_node(name)
@@ -59,3 +66,20 @@ def test_a_lost_node_costs_a_requeue_and_no_bits(own_slurm, tmp_path, monkeypatc
     assert (summary["ranks"], summary["weights_sha256"]) == (4, undisturbed), log
     if name == "node1":
         assert "ended with 75: queued again, 1 of at most 10 times" in log
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_with_fewer_nodes_allowed_the_job_goes_on_without_the_lost_one(
+    own_slurm,
+    tmp_path,
+    monkeypatch,
+    undisturbed,  # noqa: F811
+):
+    submitted = submitted_job(tmp_path, monkeypatch, "cluster.min_nodes=1")
+    lose(own_slurm, "node1")
+    ended = own_slurm.wait(submitted.job_id, 400)
+    log = submitted.log.read_text()
+    assert (ended.state, ended.exit_code, ended.restarts) == ("COMPLETED", 0, 0), log
+    summary = json.loads((submitted.run / "summary.json").read_text())
+    assert (summary["ranks"], summary["weights_sha256"]) == (2, undisturbed), log

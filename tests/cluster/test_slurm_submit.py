@@ -1,6 +1,7 @@
 """`dure submit` on a real Slurm: the script's decisions, and the same bits through requeues and signals."""
 
 import json
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ from dure.slurm import queue
 from dure.slurm.cancel import cancel
 from dure.slurm.progress import progress_of
 from dure.slurm.request import Request
-from dure.slurm.status import all_of_mine, find, status_of
+from dure.slurm.status import all_of_mine, find, in_words, status_of
 from dure.slurm.submit import submit, submitted_from
 
 RANKS = Path(__file__).parents[1] / "ranks"
@@ -85,7 +86,7 @@ sys.exit(75)
 
 
 def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
-    """Four jobs at once, because a requeued job waits some seconds before it starts again."""
+    """Five jobs at once, because a requeued job waits some seconds before it starts again."""
     # Its first attempt loses an agent as a machine without memory does; its second stops early, and that was the last.
     twice = submit(
         request_for(
@@ -99,11 +100,13 @@ def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
     signalled = submit(
         request_for(f"if 'SLURM_RESTART_COUNT' in os.environ: sys.exit(0)\n{SAVES_WHEN_ASKED}", tmp_path)
     )
-    for waiting in (asked, signalled):
+    killed = submit(request_for(SAVES_WHEN_ASKED, tmp_path))
+    for waiting in (asked, signalled, killed):
         up = [waiting.run / f"up-{node}" for node in (0, 1)]
         slurm_waits(lambda up=up: all(path.exists() for path in up), waiting)
     assert {status.job_id for status in all_of_mine()} >= {asked.job_id, signalled.job_id}
     assert cancel(find(str(asked.run)), now=False).how == "saves"
+    assert cancel(find(str(killed.job_id)), now=True).how == "killed"
     # What Slurm sends before the time limit, sent now.
     queue.send(signalled.job_id, "USR1")
 
@@ -112,18 +115,24 @@ def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
 
     job, log = ended(here, asked)
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 75, 0), log
-    assert f"to go on: dure submit with --run-dir {asked.run}" in log
+    assert f"dure submit with --run-dir {asked.run} goes on" in log
 
     job, log = ended(here, signalled)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), log
     assert "ended with 75: queued again, 1 of at most 1 times" in log
     assert not (signalled.run / "stop").exists()
 
+    # The script is told by Slurm that it ends, and must not bring back what its user wanted gone.
+    job, log = ended(here, killed)
+    assert (job.state, job.restarts) == ("CANCELLED", 0), log
+
     job, log = ended(here, twice)
     assert (job.state, job.exit_code, job.restarts) == ("FAILED", 75, 1), log
     assert "ended with 137: queued again, 1 of at most 1 times" in log
-    assert "stopped, and resumable (queued again 1 of 1 times)" in log
-    assert status_of(find(str(twice.job_id))).requeued == 1
+    assert "ended with 75: stopped, and resumable (queued again 1 of 1 times)" in log
+    told = status_of(find(str(twice.job_id)))
+    assert (told.requeued, told.exit_code) == (1, 75)
+    assert "stopped, resumable (75) on node[0-1]" in in_words([told])
     with pytest.raises(UsageError, match="is over already"):
         cancel(find(str(twice.job_id)), now=False)
 
@@ -224,6 +233,34 @@ def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, un
     assert job.restarts == log.count("dure: the time is nearly over") >= 1, log
     summary = json.loads((submitted.run / "summary.json").read_text())
     assert summary["weights_sha256"] == undisturbed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp_path, image, undisturbed):
+    shutil.copy(EXAMPLES / "tiny_transformer.py", tmp_path)
+    job = JOB.replace(f"{EXAMPLES}/", "").replace(f"{RANKS}/slow_data.py", "tiny_transformer.py")
+    (tmp_path / "job.toml").write_text(f'{job}image = "{image}"\nrunner = "bubblewrap"\n')
+    made = dure("submit", tmp_path / "job.toml", "--json", cwd=tmp_path)
+    assert made.code == 0, made.err
+    submitted = submitted_from(Path(json.loads(made.out)["run"]))
+    assert submitted is not None
+    slurm_waits(lambda: step_of(submitted.run) >= 1, submitted, 200)
+    queue.send(submitted.job_id, "USR1")
+    job, log = ended(here, submitted)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), log
+    assert job.restarts == log.count("ended with 75: queued again") == 1, log
+    assert json.loads((submitted.run / "summary.json").read_text())["weights_sha256"] == undisturbed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_time_limit_that_comes_before_the_save_queues_the_job_again(here, tmp_path):
+    never_saves = "if 'SLURM_RESTART_COUNT' in os.environ: sys.exit(0)\ntime.sleep(280)"
+    submitted = submit(request_for(never_saves, tmp_path, time="1", signal_seconds=20))
+    job, log = ended(here, submitted)
+    assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 1), log
+    assert "the time was over before the run had saved: queued again, 1 of at most 1 times" in log
 
 
 def test_without_slurm_submit_says_what_is_missing_and_a_dry_run_needs_nothing(tmp_path):

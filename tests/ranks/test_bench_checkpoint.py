@@ -13,7 +13,7 @@ def test_memory_is_flat_over_100_saves(tmp_path):
     early, late = memory_after_saves(tmp_path, ranks, LOOKS)
     assert (early["saves"], late["saves"]) == (10, 100)
     assert late["states_bytes"] == early["states_bytes"] > MIB
-    assert late["shm_files"] == early["shm_files"]
+    assert late["shared_maps"] == early["shared_maps"]
     # A share of the state is 7 MiB: one that was left behind at every save would be 600 MiB by now.
     assert late["ranks_bytes"] - early["ranks_bytes"] < ranks * 8 * MIB
     assert len(list((tmp_path / "often").glob("step-*"))) == 1

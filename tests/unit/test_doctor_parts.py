@@ -173,6 +173,16 @@ def test_a_plan_knows_where_checkpoints_go(tmp_path, folder, written):
     assert plan.writable == (None if written is None else str(tmp_path / written))
 
 
+def test_a_bucket_is_said_not_to_be_looked_at(tmp_path):
+    plan = plan_of(job(tmp_path, storage='"s3://bucket/job"'), hosts=("a", "b"))
+    assert (plan.storage, plan.bucket, plan.refuses) == (None, "s3://bucket/job", ())
+    look = NodePart().answer("look", {"node": "a", "token": "t", "plan": Plan(bucket=plan.bucket).to_json()})
+    found = [Finding.from_json(raw) for raw in look["answer"]["findings"] if raw["check"] == "storage"]
+    assert [(one.level, value_of(one, "en")) for one in found] == [
+        ("info", "s3://bucket/job: a bucket, which is not looked at")
+    ]
+
+
 def test_pretrained_weights_say_how_much_room_is_needed(tmp_path):
     (tmp_path / "store").mkdir()
     with (tmp_path / "store" / "big.safetensors").open("wb") as file:

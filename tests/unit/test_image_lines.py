@@ -111,7 +111,6 @@ def test_bubblewrap_line():
         "--ro-bind", "/tree/opt/dure", "/opt/dure", "--ro-bind", "/tree/usr", "/usr", "--ro-bind", "/tree/etc", "/etc",
         "--symlink", "usr/bin", "/bin", "--symlink", "usr/sbin", "/sbin",
         "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64",
-        "--ro-bind-try", "/tree/project", "/project",
         "--proc", "/proc", "--dev", "/dev", "--bind", "/dev/shm", "/dev/shm", "--ro-bind", "/sys", "/sys",
         "--dev-bind", "/dev/nvidia0", "/dev/nvidia0",
         "--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs", "/run",

@@ -183,3 +183,15 @@ def test_only_named_variables_pass():
         "BASH_FUNC_x%%": "()", "DURE_IMAGE": "older",
     }  # fmt: skip
     assert passed({**unwanted, **wanted}, "ab12") == {"LANG": "C.UTF-8", **wanted, "DURE_IMAGE": "ab12"}
+
+
+def made_image(shared, runner, more=""):
+    (shared / "x.sqsh").write_bytes(b"hsqs" + bytes(100))
+    return job(shared, f'[cluster]\nimage = "x.sqsh"\nrunner = "{runner}"\n{more}')
+
+
+def test_a_node_that_does_not_know_the_run_yet_mounts_the_folder_of_all_runs(shared):
+    runs = shared / "checkpoints"
+    loaded = made_image(shared, "bubblewrap", '[checkpoint]\nfolder = "{storage}/more/{run}/x"\n')
+    mounts = mounts_of(loaded, runs, of_any_run=True)
+    assert {mount.target for mount in mounts if mount.writable} == {str(runs), str(shared / "more")}

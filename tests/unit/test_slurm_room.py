@@ -1,6 +1,7 @@
 """What `dure submit`, `status` and `cancel` make of a job, of Slurm's answers and of a run's events."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from dure.slurm import queue
 from dure.slurm.prepare import prepare
 from dure.slurm.progress import Progress, progress_of
 from dure.slurm.queue import _APART, _read, run_in
+from dure.slurm.script import script
 from dure.slurm.status import find
 from dure.slurm.submit import submitted_from
 
 JOB = EXAMPLES / "tiny_transformer.toml"
+IMAGE = b"hsqs, as squashfs begins, and more"
 
 
 def asked(tmp_path, **settings):
@@ -71,6 +74,34 @@ def test_a_dry_run_prints_the_script_as_json_too(tmp_path):
     shown = dure("submit", JOB, "--dry-run", "--json", "--run-dir", tmp_path / "run", PATH=str(tmp_path))
     assert shown.summary["script"].startswith("#!/bin/bash\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def with_image(tmp_path):
+    """Settings of a job that has an image and a storage."""
+    (tmp_path / "i.sqsh").write_bytes(IMAGE)
+    return {"storage": str(tmp_path), "cluster.image": "i.sqsh"}
+
+
+def test_an_image_that_slurm_runs_is_told_to_srun_with_the_runs_own_folder(with_image, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = prepare(load_job(JOB, {**with_image, "cluster.runner": "pyxis"}), JOB, [], None, None)
+    run = f"{tmp_path}/checkpoints/tiny_transformer-\0job\0"
+    options = dict(option.partition("=")[::2] for option in request.srun_options)
+    assert options["--container-image"] == f"{tmp_path}/i.sqsh"
+    assert set(options["--container-mounts"].split(",")) == {
+        f"{tmp_path}:{tmp_path}:ro", f"{JOB.parent}:{JOB.parent}:ro", f"{run}:{run}:rw"
+    }  # fmt: skip
+    assert f"DURE_IMAGE={sha256(IMAGE).hexdigest()}" in options["--export"]
+    assert request.train[0] == "/opt/dure/bin/python"
+    assert f'{tmp_path}/checkpoints/tiny_transformer-"$job":{tmp_path}' in script(request)
+
+
+@pytest.mark.parametrize("runner", ["enroot", "apptainer", "bubblewrap"])
+def test_into_any_other_image_each_node_goes_by_itself(with_image, runner):
+    inside = prepare(load_job(JOB, {**with_image, "cluster.runner": runner}), JOB, [], None, None)
+    outside = prepare(load_job(JOB, {"storage": with_image["storage"]}), JOB, [], None, None)
+    assert inside == outside
 
 
 def test_slurms_answer_is_read():

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from dure.errors import UsageError
+from dure.image.mounts import Mounted
+from dure.image.runner import Place, pyxis_options
 from dure.slurm.quoting import file_pattern, sbatch_word, shell_word, variable
 from dure.slurm.request import Request, _check_option, _seconds
 from dure.slurm.script import script
@@ -33,6 +35,24 @@ REQUESTS = {
     "one_node": replace(PLAIN, nodes=1, min_nodes=1, ranks=1, cpus_per_node=1, time=None),
     "elastic": replace(PLAIN, min_nodes=1),
     "unsaved": replace(PLAIN, resumable=False),
+    "pyxis": replace(
+        PLAIN,
+        train=("/opt/dure/bin/python", *PLAIN.train[1:]),
+        srun_options=tuple(
+            option.replace("cats-N", f"cats-{variable('job')}")
+            for option in pyxis_options(
+                Place(
+                    "/shared/pytorch_squash.sqsh",
+                    (
+                        Mounted("/shared", "/shared"),
+                        Mounted("/shared/checkpoints/cats-N", "/shared/checkpoints/cats-N", writable=True),
+                    ),
+                    {"DURE_IMAGE": "0f" * 32},
+                    "/shared",
+                )
+            )
+        ),
+    ),
     "everything": replace(
         PLAIN,
         run=Path("/shared/my runs/it's 100% $HOME"),
@@ -128,19 +148,14 @@ def run_in_bash(text, stand_ins, folder):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(job=nasty, setting=nasty, folder=names_of_files, option=nasty, prefix=nasty)
-@example(
-    job="$(touch pwned)", setting="'; touch pwned; '", folder="`touch pwned`", option="a\nb", prefix="-x"
-)
-def test_whatever_is_in_a_word_reaches_the_agent_as_it_is(
-    tmp_path, stand_ins, job, setting, folder, option, prefix
-):
+@given(job=nasty, setting=nasty, folder=names_of_files, option=nasty)
+@example(job="$(touch pwned)", setting="'; touch pwned; '", folder="`touch pwned`", option="a\nb")
+def test_whatever_is_in_a_word_reaches_the_agent_as_it_is(tmp_path, stand_ins, job, setting, folder, option):
     request = replace(
         PLAIN,
         train=("python", "train", f"/{job}", f"--set={setting}"),
         runs=tmp_path / "runs" / folder,
         srun_options=(f"--container-image={option}",),
-        inside=("env", prefix or "x"),
     )
     if any(
         ord(letter) < 32 or letter in "\x7f\\" for letter in folder
@@ -157,7 +172,7 @@ def test_whatever_is_in_a_word_reaches_the_agent_as_it_is(
         *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=4", "--label"),
         *("--kill-on-bad-exit=0", "--wait=120", f"--container-image={option}"),
         *("sh", "-c", 'exec "$@" --node-rank "$SLURM_NODEID"', "agent"),
-        *("env", prefix or "x", "python", "train", f"/{job}", f"--set={setting}"),
+        *("python", "train", f"/{job}", f"--set={setting}"),
         *("--nodes", "2", "--leader", "10.0.1.10:20017", "--run-dir", run),
     ]
     assert Path(run).is_dir()

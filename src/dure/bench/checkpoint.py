@@ -106,7 +106,8 @@ class Flat:
     """Of this rank alone."""
     states_bytes: int
     """Of the states that the launcher holds."""
-    shm_files: int
+    shared_maps: int
+    """Shared memory that this rank has mapped: how many pieces."""
 
 
 def bench_checkpoint(
@@ -195,9 +196,10 @@ def _checkpoints_saved(run: Path) -> list[float]:
 
 
 def _measured(folder: Path, ranks: int, size: Size, *, stalls: int = 0, saves: int = 0) -> list[RankFigures]:
-    task = Task(str(folder), size.width, size.layers, stalls, saves)
-    run = folder / ("stalls" if stalls else "saves")
-    return cast(list[RankFigures], _on_ranks("measure", (task,), ranks, run))
+    place = folder / ("stalls" if stalls else "saves")
+    place.mkdir()
+    task = Task(str(place), size.width, size.layers, stalls, saves)
+    return cast(list[RankFigures], _on_ranks("measure", (task,), ranks, place / "run"))
 
 
 def _stalls(folder: Path, ranks: int, size: Size) -> Figures:
@@ -240,7 +242,7 @@ def memory_after_saves(folder: Path, ranks: int, looks: tuple[int, ...]) -> list
             "saves": of_ranks[0].saves,
             "ranks_bytes": sum(flat.rank_bytes for flat in of_ranks),
             "states_bytes": of_ranks[0].states_bytes,
-            "shm_files": of_ranks[0].shm_files,
+            "shared_maps": sum(flat.shared_maps for flat in of_ranks),
         }
         for of_ranks in zip(*found, strict=True)
     ]
@@ -300,7 +302,7 @@ def in_words(figures: Figures) -> str:
     for look in figures.get("memory", ()):
         lines.append(
             f"after {look['saves']} saves: {look['ranks_bytes'] / 2**20:.1f} MiB in all ranks, "
-            f"{look['states_bytes'] / 2**20:.1f} MiB of states in memory, {look['shm_files']} files in /dev/shm"
+            f"{look['states_bytes'] / 2**20:.1f} MiB of states in memory, {look['shared_maps']} maps of shared memory"
         )
     return "\n".join(lines)
 

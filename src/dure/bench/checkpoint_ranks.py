@@ -217,4 +217,6 @@ def save_often(folder: str, width: int, layers: int, looks: tuple[int, ...]) -> 
 def _memory_now(trained: Trained, saves: int) -> Flat:
     status = Path("/proc/self/status").read_text().splitlines()
     kib = {line.split(":")[0]: line.split()[1] for line in status if line.startswith("Rss")}
-    return Flat(saves, int(kib["RssAnon"]) << 10, trained.memory.held_bytes, len(os.listdir("/dev/shm")))
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    shared = sum("/dev/shm/" in line or "/memfd:" in line for line in maps)
+    return Flat(saves, int(kib["RssAnon"]) << 10, trained.memory.held_bytes, shared)

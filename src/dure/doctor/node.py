@@ -14,9 +14,9 @@ from typing import IO, Any
 
 from dure.doctor.checks import machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
-from dure.doctor.finding import Finding
+from dure.doctor.finding import Finding, bad, note
 from dure.doctor.plan import Plan
-from dure.image.environment import IN_IMAGE
+from dure.image.enter import digest_inside
 
 READY = "dure-doctor-ready"
 """The first line that a node says. Whatever a login shell prints comes before it."""
@@ -67,7 +67,7 @@ class NodePart:
         if self._address is not None:
             self._listener = Listener(self._address, self._plan.port)
             if self._listener.taken:
-                findings.append(Finding("network", node, "bad", "network.taken", {"port": self._plan.port}))
+                findings.append(bad("network", node, "network.taken", port=self._plan.port))
         return {
             "findings": [finding.to_json() for finding in findings],
             "versions": versions.versions(),
@@ -103,6 +103,8 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
     findings = []
     if plan.storage is not None:
         findings.append(storage.there(plan, node))
+    if plan.bucket is not None:
+        findings.append(note("storage", node, "storage.bucket", path=plan.bucket))
     if plan.refuses:
         findings.append(storage.refuses(plan, node))
     if plan.writable is not None:
@@ -122,7 +124,8 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
 
 def _own_image() -> dict[str, str | None]:
     """The image that this process is in, whose file may well be out of its sight."""
-    return {"image": os.environ[IN_IMAGE]} if IN_IMAGE in os.environ else {}
+    inside = digest_inside()
+    return {} if inside is None else {"image": inside}
 
 
 def _tell(stream: IO[str], value: dict[str, Any]) -> None:

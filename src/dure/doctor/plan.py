@@ -32,6 +32,8 @@ class Plan:
     port: int = PORT
     storage: str | None = None
     """The shared storage, where it is a folder."""
+    bucket: str | None = None
+    """The shared storage, where it is none."""
     needs: tuple[str, ...] = ()
     """What must be there in it."""
     refuses: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ def plan_of(
         port=port,
         # A data factory may well make what is missing, folders too: only of several nodes is more known.
         storage=None if quick and len(hosts) < 2 and not loaded.job.model.weights else folder,
+        bucket=loaded.storage if folder is None else None,
         needs=_needed_paths(loaded, folder, only_read=quick),
         refuses=_read_only_paths(folder) if enforced and folder is not None else (),
         writable=_written_folder(loaded, folder, run_folder, several=enforced),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from dure.doctor.checks.storage import MARK
 from dure.doctor.examine import Examination, examine
 from dure.doctor.finding import Finding
 from dure.doctor.inside import order_of
@@ -52,7 +53,7 @@ def run_doctor(
         cluster = loaded.job.cluster
         run_folder = None
         if cluster.image is not None:
-            run_folder = Path(loaded.storage, "checkpoints", f".dure-doctor-{uuid.uuid4().hex[:8]}")
+            run_folder = Path(loaded.storage, "checkpoints", f"{MARK}{uuid.uuid4().hex[:8]}")
             image_order = order_of(loaded, job.absolute(), run_folder)
         plan = plan_of(loaded, job, cluster.hosts, port=port, run_folder=run_folder)
     found = examine(plan, cluster, image_order)
@@ -116,19 +117,21 @@ def _table(found: Examination, language: Language) -> Table:
 
     title = TITLES[language]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("check", "nodes", "found", "fix"):
+    fixes = any(fix_of(finding, language) for finding in found.findings)
+    for column in ("check", "nodes", "found", *(("fix",) if fixes else ())):
         table.add_column(title[column], overflow="fold")
     for check, heading in HEADINGS[language].items():
         groups = _alike([one for one in found.findings if one.check == check], language)
         for place, (nodes, finding) in enumerate(groups):
             who = title["all"] if len(nodes) == len(found.nodes) > 1 else ", ".join(nodes)
             style = _STYLES[finding.level]
-            table.add_row(
-                heading if place == 0 else "",
+            row = [
+                Text(heading if place == 0 else ""),
                 Text(f"{_SIGNS[finding.level]} {who}", style=style),
                 Text(value_of(finding, language), style=style if finding.level == "bad" else ""),
                 Text(fix_of(finding, language)),
-            )
+            ]
+            table.add_row(*row[: len(table.columns)])
     return table
 
 

@@ -106,6 +106,7 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
             "copy it to the same path here, or keep it on the shared storage",
         ),
         "storage.there": ("{path}", ""),
+        "storage.bucket": ("{path}: a bucket, which is not looked at", ""),
         "storage.gone": ("{path} is not there", "mount the shared storage at {path} on this node"),
         "storage.empty": (
             "{path} is there, but not {missing}",
@@ -203,6 +204,7 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
         "digests.differ": ("내용이 다름: {files}", "리더에서 복사하거나, 공유 저장소에 두세요"),
         "digests.missing": ("없음: {files}", "같은 경로에 복사하거나, 공유 저장소에 두세요"),
         "storage.there": ("{path}", ""),
+        "storage.bucket": ("{path}: 버킷이라 살펴보지 않음", ""),
         "storage.gone": ("{path} 없음", "이 노드의 {path}에 공유 저장소를 마운트하세요"),
         "storage.empty": (
             "{path}은(는) 있지만 {missing} 없음",

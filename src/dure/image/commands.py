@@ -27,7 +27,7 @@ image = typer.Typer(
     rich_markup_mode=None,
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
-Image = Annotated[Path, typer.Argument(help="The image, such as pytorch_squash.sqsh.")]
+Image = Annotated[Path, typer.Argument(metavar="IMAGE", help="Such as pytorch_squash.sqsh.")]
 
 
 @image.command("build", epilog="Example: dure image build -o /mnt/shared/pytorch_squash.sqsh --packages dure")

@@ -50,12 +50,16 @@ def place_of(
     digest: str,
     job_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
+    of_any_run: bool = False,
 ) -> Place:
-    """The job's image with its mounts and its environment, checked; nothing is touched."""
+    """The job's image with its mounts and its environment, checked; nothing is touched.
+
+    With `of_any_run`, `run_folder` is the folder that runs are made in.
+    """
     image = image_of(loaded)
     if image is None:
         raise JobError("the job has no image; set cluster.image, or run it without one")
-    mounts = mounts_of(loaded, run_folder, job_file)
+    mounts = mounts_of(loaded, run_folder, job_file, of_any_run=of_any_run)
     here = os.getcwd()
     workdir = here if innermost(here, mounts) is not None else str(run_folder)
     return Place(str(image), mounts, passed(environ, digest), workdir)
@@ -87,11 +91,12 @@ def command_inside(
     *,
     job_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
+    of_any_run: bool = False,
 ) -> list[str]:
     """The command line that runs `dure ARGUMENTS…` in the job's image on this node.
 
     Everything that can be refused is refused here, before anything starts; then the folders that the run writes to are
-    made. `arguments` should hold absolute paths.
+    made. `arguments` should hold absolute paths. With `of_any_run`, `run_folder` is the folder that runs are made in.
     """
     runner, program = runner_of(loaded)
     image = image_of(loaded)
@@ -99,7 +104,9 @@ def command_inside(
         raise JobError("the job has no image; set cluster.image, or run it without one")
     # Our own runner holds the digest against the image itself.
     digest = (recorded(image) or digest_of(image)) if runner == "bubblewrap" else verified(image)
-    place = place_of(loaded, run_folder, digest=digest, job_file=job_file, environ=environ)
+    place = place_of(
+        loaded, run_folder, digest=digest, job_file=job_file, environ=environ, of_any_run=of_any_run
+    )
     command = [PYTHON, "-m", "dure", *arguments]
     if runner == "enroot":
         line = enroot_command(place, command)
@@ -108,15 +115,20 @@ def command_inside(
         line = apptainer_command(place, command, program=program, gpus=gpus)
     else:
         line = own_command(sys.executable, place, command, digest)
-    make_written_folders(loaded, run_folder, place.mounts)
+    make_written_folders(loaded, run_folder, place.mounts, of_any_run=of_any_run)
     return line
 
 
 def enter(
-    loaded: LoadedJob, run_folder: Path, arguments: Sequence[str], *, job_file: Path | None = None
+    loaded: LoadedJob,
+    run_folder: Path,
+    arguments: Sequence[str],
+    *,
+    job_file: Path | None = None,
+    of_any_run: bool = False,
 ) -> NoReturn:
     """Become `dure ARGUMENTS…` in the job's image: this process is replaced."""
-    line = command_inside(loaded, run_folder, arguments, job_file=job_file)
+    line = command_inside(loaded, run_folder, arguments, job_file=job_file, of_any_run=of_any_run)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp(line[0], line)

@@ -28,6 +28,10 @@ HANDED_ON = (
 )  # fmt: skip
 _HOST_FILES = ("/etc/hosts", "/etc/resolv.conf", "/etc/passwd", "/etc/group", "/etc/localtime")
 """Of the node rather than of the image: names of hosts and users."""
+_NOT_OF_THE_IMAGE = {
+    "/dev", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/sys", "/tmp", "/var",
+}  # fmt: skip
+"""Empty in an image; inside, they are the kernel's, of the node, or made anew."""
 _DRIVER = "/run/driver"
 _DEVICES = ("/dev/nvidia*", "/dev/infiniband", "/dev/dri", "/dev/kfd")
 
@@ -48,6 +52,7 @@ def run_inside(
             "there is no bwrap, which isolates the image; install bubblewrap (Debian: apt install bubblewrap)"
         )
     tree = find_tree(image, digest, ways)
+    folders, links = _own_of(tree.path)
     driver = _driver_files()
     if driver:
         environment = {**environment, "LD_LIBRARY_PATH": _DRIVER}
@@ -64,6 +69,8 @@ def run_inside(
             tree.path,
             mounts,
             command,
+            folders=folders,
+            links=links,
             workdir=workdir,
             host_files=driver,
             host_data=host_data,
@@ -85,6 +92,19 @@ def run_inside(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _own_of(tree: str) -> tuple[list[str], dict[str, str]]:
+    """The image's own folders and links; those of /opt one by one, so that others can be mounted beside them."""
+    folders, links = [], {}
+    for place in ("/", "/opt/"):
+        for found in sorted(os.scandir(f"{tree}{place}"), key=lambda found: found.name):
+            path = f"{place}{found.name}"
+            if found.is_symlink():
+                links[path] = os.readlink(found.path)
+            elif found.is_dir() and path not in _NOT_OF_THE_IMAGE:
+                folders.append(path)
+    return folders, links
+
+
 def _host_data(tree: str) -> list[tuple[int, str]]:
     return [
         (os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
@@ -100,7 +120,7 @@ def _driver_files() -> list[tuple[str, str]]:
         return []
     listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60, check=False).stdout
     found = re.findall(
-        r"^\s*(lib(?:cuda|nvidia-[\w-]+)\.so\.\d+) \(libc6,x86-64\) => (\S+)$", listed, re.MULTILINE
+        r"^\s*(lib(?:cuda|nvidia-[\w-]+)\.so\.\d+) \(libc6,[^)]+\) => (\S+)$", listed, re.MULTILINE
     )
     return [(path, f"{_DRIVER}/{name}") for name, path in found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -23,7 +24,6 @@ _LOADED_BY_NAME = ("libgcc_s.so.1", "libnss_dns.so.2", "libnss_files.so.2", "lib
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 _FOUND = re.compile(r"^\s+(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$")
-_MISSING = re.compile(r"^\s+(\S+) => not found$")
 
 
 def system_library_entries(binaries: Iterable[Path], packed: Iterable[str]) -> Iterator[Entry]:
@@ -61,7 +61,7 @@ def _needed(binaries: list[Path]) -> dict[str, Path]:
     try:
         listed = subprocess.run(
             ["ldd", *map(str, binaries)], capture_output=True, text=True, timeout=300, check=False,
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+            env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
     except FileNotFoundError:
         raise UsageError(

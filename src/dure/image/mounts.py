@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,10 +35,13 @@ class Mounted:
         return os.path.normpath(os.path.join(self.source, os.path.relpath(path, self.target)))
 
 
-def mounts_of(loaded: LoadedJob, run_folder: Path, job_file: Path | None = None) -> tuple[Mounted, ...]:
+def mounts_of(
+    loaded: LoadedJob, run_folder: Path, job_file: Path | None = None, *, of_any_run: bool = False
+) -> tuple[Mounted, ...]:
     """The job's mounts, or the default ones, outer before inner; refuses what cannot work or would not be safe.
 
-    `job_file` is for a job file that is a link: its own folder has to be there too. Nothing is touched.
+    `job_file` is for a job file that is a link: its own folder has to be there too. With `of_any_run`, `run_folder` is
+    the folder that the run's will be made in, under a name that is not known yet. Nothing is touched.
     """
     given = loaded.job.cluster.mounts
     if given:
@@ -52,10 +56,10 @@ def mounts_of(loaded: LoadedJob, run_folder: Path, job_file: Path | None = None)
         ]
         made_by_run: set[str] = set()
     else:
-        mounts = list(_defaults(loaded, run_folder, job_file))
+        mounts = list(_defaults(loaded, run_folder, job_file, of_any_run))
         made_by_run = {mount.target for mount in mounts if mount.writable}
     checked = in_order(mounts)
-    for key, path in _written(loaded, run_folder):
+    for key, path in _written(loaded, run_folder, of_any_run):
         _require_writable(key, path, checked)
     for key, path in _read(loaded):
         _require_there(key, path, checked)
@@ -63,9 +67,11 @@ def mounts_of(loaded: LoadedJob, run_folder: Path, job_file: Path | None = None)
     return checked
 
 
-def make_written_folders(loaded: LoadedJob, run_folder: Path, mounts: Iterable[Mounted]) -> None:
+def make_written_folders(
+    loaded: LoadedJob, run_folder: Path, mounts: Iterable[Mounted], *, of_any_run: bool = False
+) -> None:
     """Make the folders that the run writes to, outside, so that they can be mounted."""
-    for key, path in _written(loaded, run_folder):
+    for key, path in _written(loaded, run_folder, of_any_run):
         mount = innermost(path, mounts)
         if mount is None:
             continue
@@ -165,9 +171,11 @@ def _explicit(source: str, target: str | None, writable: bool, key: str) -> Moun
     return Mounted(source, source if target is None else _plain(target), writable)
 
 
-def _defaults(loaded: LoadedJob, run_folder: Path, job_file: Path | None) -> Iterator[Mounted]:
+def _defaults(
+    loaded: LoadedJob, run_folder: Path, job_file: Path | None, of_any_run: bool
+) -> Iterator[Mounted]:
     """Storage and the job's folder read-only; the run's folder and the checkpoints' read-write."""
-    writable = list(dict.fromkeys(_plain(path) for _, path in _written(loaded, run_folder)))
+    writable = list(dict.fromkeys(_plain(path) for _, path in _written(loaded, run_folder, of_any_run)))
     readable = [str(loaded.folder)]
     if "://" not in loaded.storage:
         readable.append(loaded.storage)
@@ -181,13 +189,17 @@ def _defaults(loaded: LoadedJob, run_folder: Path, job_file: Path | None) -> Ite
             yield Mounted(path, path)
 
 
-def _written(loaded: LoadedJob, run_folder: Path) -> Iterator[tuple[str, str]]:
+def _written(loaded: LoadedJob, run_folder: Path, of_any_run: bool) -> Iterator[tuple[str, str]]:
     """What the run writes to, with the setting that says so; as `checkpoint.where` has it."""
     yield "the run's folder", _plain(str(run_folder))
-    folder = loaded.job.checkpoint.folder
-    folder = folder.replace("{storage}", loaded.storage).replace("{run}", run_folder.name)
-    if loaded.job.checkpoint.wanted and "://" not in folder:
-        yield "checkpoint.folder", _plain(str(run_folder / folder))
+    folder = loaded.job.checkpoint.folder.replace("{storage}", loaded.storage)
+    if not loaded.job.checkpoint.wanted or "://" in folder:
+        return
+    if not of_any_run:
+        yield "checkpoint.folder", _plain(str(run_folder / folder.replace("{run}", run_folder.name)))
+    elif os.path.isabs(folder):
+        named_by_run = itertools.takewhile(lambda part: "{run}" not in part, PurePosixPath(folder).parts)
+        yield "checkpoint.folder", _plain(str(PurePosixPath(*named_by_run)))
 
 
 def _read(loaded: LoadedJob) -> Iterator[tuple[str, str]]:

@@ -72,6 +72,7 @@ def package_entries(wanted: Sequence[str], version: str) -> Iterator[Entry]:
     target = f"{HOME}/lib/python{version}/site-packages"
     (own,) = dure.__path__
     yield from folder_entries(Path(own), f"{target}/dure", wanted_of_package)
+    yield _script("dure", "dure.cli", "main")
     distributions = chosen(wanted)
     if wanted:
         for distribution in distributions:
@@ -134,8 +135,12 @@ def script_entries(distribution: metadata.Distribution) -> Iterator[Entry]:
     """Its commands, for the image's interpreter."""
     for point in distribution.entry_points:
         if point.group == "console_scripts" and re.fullmatch(r"[\w.-]+", point.name):
-            text = (
-                f"#!{HOME}/bin/python\nimport sys\nfrom {point.module} import {point.attr.split('.')[0]}\n"
-                f"sys.exit({point.attr}())\n"
-            )
-            yield Entry(f"{HOME}/bin/{point.name}", data=text.encode(), executable=True)
+            yield _script(point.name, point.module, point.attr)
+
+
+def _script(name: str, module: str, attribute: str) -> Entry:
+    text = (
+        f"#!{HOME}/bin/python\nimport sys\nfrom {module} import {attribute.partition('.')[0]}\n"
+        f"sys.exit({attribute}())\n"
+    )
+    return Entry(f"{HOME}/bin/{name}", data=text.encode(), executable=True)

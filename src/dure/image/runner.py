@@ -130,6 +130,8 @@ def bubblewrap_command(
     mounts: Iterable[Mounted],
     command: Sequence[str],
     *,
+    folders: Iterable[str] = (HOME, "/usr", "/etc"),
+    links: Mapping[str, str] = LINKS,
     workdir: str = "/",
     host_files: Iterable[tuple[str, str]] = (),
     host_data: Iterable[tuple[int, str]] = (),
@@ -139,20 +141,19 @@ def bubblewrap_command(
 ) -> list[str]:
     """bubblewrap over the image's unpacked or mounted files.
 
-    The root is an empty read-only folder that the image's own folders are bound to, so that a mount's target need not
-    be there in the image. Network, host name and /dev/shm are the node's; the processes are their own, so that none
-    outlives the first.
+    The root is an empty read-only folder that the image's own folders (and links) are bound to, so that a mount's
+    target need not be there in the image. Network, host name and /dev/shm are the node's; the processes are their own,
+    so that none outlives the first.
     """
     line = ["bwrap", "--die-with-parent", "--unshare-pid"]
     if info_fd is not None:
         line += ["--info-fd", str(info_fd)]
     if map_user is not None:
         line += ["--unshare-user", "--uid", str(map_user[0]), "--gid", str(map_user[1])]
-    for path in (HOME, "/usr", "/etc"):
+    for path in folders:
         line += ["--ro-bind", f"{tree}{path}", path]
-    for path, link in LINKS.items():
+    for path, link in links.items():
         line += ["--symlink", link, path]
-    line += ["--ro-bind-try", f"{tree}/project", "/project"]
     line += [
         "--proc",
         "/proc",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dure.errors import UsageError
+
 if TYPE_CHECKING:
     from dure.lab import Lab
 
@@ -55,15 +57,23 @@ def up(
     _print_status(made)
 
 
-@lab.command("exec", epilog="Example: dure lab exec node0 -- dure doctor")
+@lab.command(
+    "exec",
+    # What follows the place is the command's own, options too.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Example: dure lab exec node0 -- ip address",
+)
 def execute(
     place: Annotated[str, typer.Argument(help="node0, node1, …, or login.")],
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What follows -- is run there.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What is run there.")],
     name: Name = "lab",
 ) -> None:
     """Run a command on a node, in this folder and with this environment; it ends as the command does."""
     from dure.lab import Lab
 
+    command = command[1:] if command[0] == "--" else command
+    if not command:
+        raise UsageError(f"say what to run, such as: dure lab exec {place} -- hostname")
     there = Lab.find(name).command(place, command)
     sys.stdout.flush()
     os.execv(there[0], there)

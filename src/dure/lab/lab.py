@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -177,7 +176,12 @@ class Lab:
                 raise
 
     def _build(self) -> None:
-        (self._storage / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        try:
+            (self._storage / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot use {self._storage} as the storage: {error.strerror} ({error.filename}); give another folder"
+            ) from None
         if self._ssh:
             remote.prepare(self.folder, self._addresses, self.name)
         self._births += [make_place(self._order(name)) for name in self._addresses]
@@ -196,9 +200,8 @@ class Lab:
         covers = [Cover("/mnt", None, "0755"), Cover("/run", None, "0755")]
         binds = [Bind(self._storage, SHARED, writable=not is_node)]
         if is_node:
-            temporary = tempfile.gettempdir()
-            own = (str(self.folder),) if self.folder.is_relative_to(temporary) else ()
-            covers.append(Cover(temporary, (*own, *self._shown)))
+            own = (str(self.folder),) if self.folder.is_relative_to("/tmp") else ()
+            covers.append(Cover("/tmp", (*own, *self._shown)))
             binds.append(Bind(self._storage / CHECKPOINTS, f"{SHARED}/{CHECKPOINTS}", writable=True))
         if self._ssh:
             empty = self.folder / "empty"  # where sshd puts those who have not said who they are

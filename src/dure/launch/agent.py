@@ -252,7 +252,7 @@ def _rank_environment(group: WorkerGroup, worker: Worker) -> dict[str, str]:
         "GROUP_RANK": str(group.group_rank),
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_NAME": spec.role,
-        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "LOCAL_WORLD_SIZE": str(len(group.workers)),  # a team may be smaller than the first
         "WORLD_SIZE": str(worker.world_size),
         "GROUP_WORLD_SIZE": str(group.group_world_size),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),

@@ -2,26 +2,77 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from dure.image.contents import PYTHON
+from dure.image.digest import digest_of, recorded
+from dure.image.enter import image_of, place_of
+from dure.image.runner import pyxis_options
 from dure.job import LoadedJob
+from dure.slurm.quoting import variable
 from dure.slurm.request import Request, request_for
+
+_HELP_SECONDS = 20.0
 
 
 def prepare(
     loaded: LoadedJob, job: Path, settings: Sequence[str], ranks: int | None, run_dir: Path | None
 ) -> Request:
     """What `dure submit JOB` asks of Slurm, with the options that it was given."""
+    job = job.absolute()
+    by_slurm = _slurm_runs_the_image(loaded)
     # This interpreter, by its path: what a login shell would find on a node may be another one.
-    interpreter = [sys.executable, "-m", "dure"]
+    interpreter = PYTHON if by_slurm else sys.executable
     options = [f"--set={setting}" for setting in settings]
     if ranks is not None:
         options.append(f"--ranks={ranks}")
     return request_for(
         loaded,
-        [*interpreter, "train", str(job.absolute()), *options],
+        [interpreter, "-m", "dure", "train", str(job), *options],
         run_dir=run_dir,
         work=Path.cwd(),
+        srun_options=_pyxis(loaded, job, run_dir) if by_slurm else (),
     )
+
+
+def _slurm_runs_the_image(loaded: LoadedJob) -> bool:
+    """Whether srun is told of the image; any other runner is started on each node, by `dure train` itself."""
+    cluster = loaded.job.cluster
+    if cluster.image is None or cluster.runner not in ("pyxis", "auto"):
+        return False
+    return cluster.runner == "pyxis" or _has_pyxis()
+
+
+def _has_pyxis() -> bool:
+    """Whether the srun that is here has the options that pyxis adds."""
+    if shutil.which("srun") is None:
+        return False
+    try:
+        told = subprocess.run(
+            ["srun", "--help"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_HELP_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return "--container-image" in told.stdout
+
+
+def _pyxis(loaded: LoadedJob, job: Path, run_dir: Path | None) -> list[str]:
+    """The options of srun that run the job's image; all that is wrong with its mounts is refused here."""
+    image = image_of(loaded)
+    assert image is not None
+    # The run's folder is mounted, and is named by a number that only the script will know.
+    number = uuid.uuid4().hex
+    run = run_dir or Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{number}"
+    digest = recorded(image) or digest_of(image)
+    place = place_of(loaded, run.absolute(), digest=digest, job_file=job, environ={})
+    return [option.replace(number, variable("job")) for option in pyxis_options(place)]

@@ -83,11 +83,22 @@ def jobs(ids: Sequence[int] | None = None) -> list[Queued]:
     return [_read(line) for line in done.stdout.split("\n") if line.count(_APART) == len(_FIELDS) - 1]
 
 
-def restarts(job_id: int) -> int:
-    """How often a job was queued again."""
-    done = call(["scontrol", "show", "job", "--oneliner", str(job_id)])
-    match = re.search(r" Restarts=([0-9]+) ", done.stdout)
-    return int(match[1]) if match else 0
+@dataclass(frozen=True)
+class Story:
+    """What came before a job's present state."""
+
+    requeued: int
+    """How often it was queued again."""
+    exit_code: int | None
+    """Of a job that has ended."""
+
+
+def story_of(job_id: int) -> Story:
+    """What Slurm remembers of a job's past."""
+    told = call(["scontrol", "show", "job", "--oneliner", str(job_id)]).stdout
+    requeued = re.search(r" Restarts=([0-9]+) ", told)
+    ended = re.search(r" JobState=(?:COMPLETED|FAILED) .* ExitCode=([0-9]+):", told)
+    return Story(int(requeued[1]) if requeued else 0, int(ended[1]) if ended else None)
 
 
 def submit(text: str) -> int:

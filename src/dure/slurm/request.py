@@ -9,10 +9,6 @@ from pathlib import Path
 
 from dure.errors import UsageError
 from dure.job import LoadedJob
-from dure.slurm.quoting import variable
-
-RUN = variable("run")
-"""In a word of a command: the run's folder."""
 
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED")
 _OURS = {
@@ -72,9 +68,7 @@ class Request:
     options: tuple[str, ...] = ()
     """Further options of sbatch."""
     srun_options: tuple[str, ...] = ()
-    """Further options of srun: a container that Slurm itself starts (pyxis)."""
-    inside: tuple[str, ...] = ()
-    """The command that starts a container, before the agent's own."""
+    """Further options of srun: an image that Slurm itself runs (pyxis). Into any other, `dure train` goes by itself."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -101,7 +95,6 @@ def request_for(
     run_dir: Path | None,
     work: Path,
     srun_options: Sequence[str] = (),
-    inside: Sequence[str] = (),
 ) -> Request:
     """What a job asks of Slurm. `train` is the agent's command up to its own options."""
     job = loaded.job
@@ -143,7 +136,6 @@ def request_for(
         resumable=job.checkpoint.wanted and job.team.sync,
         options=job.slurm.options,
         srun_options=tuple(srun_options),
-        inside=tuple(inside),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dure.errors import UsageError
+from dure.errors import Resumable, UsageError
 from dure.run_folder import RunFolder
 from dure.slurm import queue
 from dure.slurm.progress import Progress, progress_of
@@ -29,6 +29,8 @@ class Status:
     used: str
     limit: str
     requeued: int
+    exit_code: int | None
+    """Of a job that has ended, while Slurm remembers it."""
     run: Path
     log: Path | None
     progress: Progress | None
@@ -90,10 +92,12 @@ def status_of(target: Target) -> Status:
             used="",
             limit="",
             requeued=0,
+            exit_code=None,
             run=target.run,
             log=submitted.log if submitted else None,
             progress=progress,
         )
+    story = queue.story_of(job.id)
     return Status(
         job_id=job.id,
         name=job.name,
@@ -103,7 +107,8 @@ def status_of(target: Target) -> Status:
         hosts=job.hosts,
         used=job.used,
         limit=job.limit,
-        requeued=queue.restarts(job.id),
+        requeued=story.requeued,
+        exit_code=story.exit_code,
         run=target.run,
         log=submitted.log if submitted else None,
         progress=progress,
@@ -135,7 +140,8 @@ def _one_in_words(status: Status) -> str:
 def _state(status: Status) -> str:
     if status.state == "GONE":
         return "no longer in Slurm's memory"
-    words = [status.state]
+    stopped = status.exit_code == Resumable.exit_code
+    words = ["stopped, resumable (75)" if stopped else status.state]
     if status.state in queue.WAITING and status.reason not in ("", "None"):
         words.append(f"({status.reason})")
     if status.hosts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,12 @@ def submit(request: Request) -> Submitted:
         ) from None
     job_id = queue.submit(text)
     done = Submitted(job_id, request.run_of(job_id), request.log(job_id), request.resumable)
-    make_folders(done.run)
     note = {**done.as_json(), "submitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "script": text}
-    write_whole(note_in(done.run), json.dumps(note, indent=1))
+    try:
+        make_folders(done.run)
+        write_whole(note_in(done.run), json.dumps(note, indent=1))
+    except OSError as error:  # the job is in the queue all the same, and its number finds it
+        print(f"dure: cannot note the job in {done.run}: {error.strerror}", file=sys.stderr)
     return done
 
 

@@ -108,6 +108,7 @@ class Keeping:
         rooms: list[torch.Tensor] = []
         if self.memory is not None:
             rooms += self.memory.rooms(self._state_to_keep(self.memory.share))
+            self._tell_trouble(self.memory)
         if self.keeper is not None:
             rooms.append(self.keeper.room(self._state()))
         self._readying.begin(lambda: make_present(rooms))
@@ -120,8 +121,11 @@ class Keeping:
         self.memory.settle()
         if self.memory.is_due(self.at.steps_done):
             self.memory.keep(self._state_to_keep, self.at.steps_done, self.recorder.unwritten())
-            if self.memory.trouble:
-                self._note(f"no states are kept in memory: {self.memory.trouble}")
+            self._tell_trouble(self.memory)
+
+    def _tell_trouble(self, memory: MemoryTier) -> None:
+        if memory.trouble:
+            self._note(f"no states are kept in memory: {memory.trouble}")
 
     def save_if_due(self, wishes: int) -> None:
         """Save when all ranks agree that it is time; when one was asked to stop, save and raise Resumable."""

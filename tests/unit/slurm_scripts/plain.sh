@@ -40,19 +40,39 @@ fi
 mkdir -p -- "$run"
 rm -f -- "$run/stop" # left by an attempt that was killed before it could save
 
+may_queue=yes ended=no
+queue_again() {
+  if [[ $may_queue == no ]] || ((attempt >= requeues)); then
+    say "$1: stopped, and resumable (queued again $attempt of $requeues times); dure submit with --run-dir $run goes on"
+    return
+  fi
+  say "$1: queued again, $((attempt + 1)) of at most $requeues times"
+  scontrol requeue "$job" || say "and Slurm refused; dure submit with --run-dir $run goes on"
+}
+
 # Signals come to this shell alone. One that went to the step would reach each of its processes, the containers' and
 # the data loaders' too, and kill most of them; so the ranks are asked by a file, which they look for at every step,
 # and which is seen inside a container as well.
-queue_again=yes ended=no
 ask_to_save() {
   signalled=yes
   say "$1: the run saves after this step and ends"
   touch -- "$run/stop" || say "but $run/stop cannot be made: it goes on from its newest checkpoint later"
 }
 trap 'ask_to_save "the time is nearly over, or the nodes are wanted"' USR1
-trap 'queue_again=no; ask_to_save "dure cancel"' USR2
-# scancel, scontrol requeue, and the time limit itself: Slurm ends the step, and decides what comes next.
-trap 'signalled=yes ended=yes' TERM
+trap 'may_queue=no; ask_to_save "dure cancel"' USR2
+
+# scancel, scontrol requeue, preemption: Slurm ends the step and decides what comes next. Only after its time limit,
+# when the run could not save in time, it would leave the job at that. This shell has KillWait seconds left.
+end() {
+  signalled=yes
+  if [[ $ended == no ]]; then
+    ended=yes
+    if [[ " $(scontrol show job --oneliner "$job") " == *" Reason=TimeLimit "* ]]; then
+      queue_again "the time was over before the run had saved"
+    fi
+  fi
+}
+trap end TERM
 
 # The leader is the first node: this script runs there, and so will task 0. Its address is found here, because there is
 # no scontrol in a container; and as Slurm has it, because a node's own /etc/hosts may say 127.0.1.1.
@@ -99,12 +119,9 @@ if [[ $ended == yes ]]; then
 fi
 # srun gives the highest code of all agents: 75 when they saved, or lost a node or the leader; 137 when one was killed,
 # by a machine without memory or by --wait. Anything else would happen again.
-if ((code != 75 && code != 137)); then
+if ((code == 75 || code == 137)); then
+  queue_again "ended with $code"
+  exit 75
+elif ((code != 0)); then
   exit "$code"
 fi
-if [[ $queue_again == no ]] || ((attempt >= requeues)); then
-  say "stopped, and resumable (queued again $attempt of $requeues times); to go on: dure submit with --run-dir $run"
-  exit 75
-fi
-say "ended with $code: queued again, $((attempt + 1)) of at most $requeues times"
-scontrol requeue "$job" || { say "and Slurm refused; dure submit with --run-dir $run goes on"; exit 75; }

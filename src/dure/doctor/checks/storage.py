@@ -13,7 +13,8 @@ from dure.doctor.plan import Plan
 from dure.files import write_whole
 
 _REFUSALS = (errno.EROFS, errno.EACCES, errno.EPERM)
-_MARK = ".dure-doctor-"
+MARK = ".dure-doctor-"
+"""How the names of all files and folders begin that the doctor makes."""
 _LEAST_TEMPORARY = 64 << 20
 
 
@@ -49,8 +50,8 @@ def takes(plan: Plan, node: str, token: str) -> Finding:
             errno.ENOSPC: "read_write.full",
             errno.EDQUOT: "read_write.full",
         }.get(error.errno or 0, "read_write.refused")
-        return bad("read_write", node, words, path=folder, reason=error.strerror or str(error))
-    return good("read_write", node, "read_write.takes", path=folder)
+        return bad("read_write", node, words, path=_shown(folder), reason=error.strerror or str(error))
+    return good("read_write", node, "read_write.takes", path=_shown(folder))
 
 
 def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
@@ -80,7 +81,7 @@ def space(plan: Plan, node: str) -> list[Finding]:
     folder = _existing(plan)
     with contextlib.suppress(OSError):
         free = _free(folder)
-        values = {"path": folder, "free": free, "need": plan.free_bytes}
+        values = {"path": _shown(folder), "free": free, "need": plan.free_bytes}
         level = bad if free < plan.free_bytes else good
         findings.append(level("space", node, "space.short" if level is bad else "space.free", **values))
     with contextlib.suppress(OSError):
@@ -104,13 +105,19 @@ def _existing(plan: Plan) -> str:
     return str(path)
 
 
+def _shown(folder: str) -> str:
+    """A folder as people know it, without the stand-in for a run's that the doctor makes in an image."""
+    above, name = os.path.split(folder)
+    return above if name.startswith(MARK) else folder
+
+
 def _mark(folder: str, token: str, node: str) -> Path:
-    return Path(folder, f"{_MARK}{token}-{node.replace('/', '_')}")
+    return Path(folder, f"{MARK}{token}-{node.replace('/', '_')}")
 
 
 def _can_be_written(path: str) -> bool:
     """Try it, without changing a byte: a folder takes a new file, a file opens for writing."""
-    probe = os.path.join(path, f"{_MARK}probe-{os.getpid()}") if os.path.isdir(path) else path
+    probe = os.path.join(path, f"{MARK}probe-{os.getpid()}") if os.path.isdir(path) else path
     flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if probe != path else 0)
     try:
         os.close(os.open(probe, flags, 0o600))
