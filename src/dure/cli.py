@@ -71,7 +71,11 @@ Ranks = Annotated[
     ),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
+    Path | None,
+    typer.Option(
+        help="Where the run keeps its files.",
+        show_default="runs/NAME-TIME; on several nodes in the storage's checkpoints/",
+    ),
 ]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
 NodeRank = Annotated[
