@@ -149,6 +149,7 @@ def test_cables_are_pulled_and_the_run_goes_on_with_the_same_bits(start, lab, st
     lab.heal("node1")
     wait_for_step(run, furthest_step(run) + 30, boss)
     assert restarts(run) == so_far  # a cable that is out for two seconds is no loss
+    assert "stops after this step" not in boss.said  # whoever was cut off asked nobody to stop
 
     lab.cut("node0")
     cut_at = time.monotonic()
