@@ -71,7 +71,11 @@ Ranks = Annotated[
     ),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Where the run keeps its files.", show_default="runs/NAME-TIME")
+    Path | None,
+    typer.Option(
+        help="Where the run keeps its files.",
+        show_default="runs/NAME-TIME; on several nodes in the storage's checkpoints/",
+    ),
 ]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
 NodeRank = Annotated[
@@ -85,8 +89,8 @@ Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a 
 
 
 @app.command(
-    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 75 stopped and resumable, "
-    "130/143 stopped at once."
+    epilog="Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 4 preflight failed, 75 stopped and "
+    "resumable, 130/143 stopped at once."
 )
 def train(
     job: Annotated[

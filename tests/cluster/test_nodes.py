@@ -150,6 +150,7 @@ def test_cables_are_pulled_and_the_run_goes_on_with_the_same_bits(start, lab, st
     lab.heal("node1")
     wait_for_step(run, furthest_step(run) + 30, boss)
     assert restarts(run) == so_far  # a cable that is out for two seconds is no loss
+    assert "stops after this step" not in boss.said  # whoever was cut off asked nobody to stop
 
     lab.cut("node0")
     cut_at = time.monotonic()
@@ -207,7 +208,7 @@ def test_a_leader_that_never_comes_is_named_with_the_way_out(storage, tmp_path):
         job, tmp_path / "run", "--nodes", 2, "--node-rank", 1, "--leader", f"127.0.0.1:{free}",
         "--set", "cluster.join_seconds=2",
     )  # fmt: skip
-    assert ended.code == 2
+    assert ended.code == 1
     assert f"waited 2 s for the leader at 127.0.0.1:{free}, in vain" in ended.err
     assert "dure doctor" in ended.err
 

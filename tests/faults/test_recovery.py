@@ -139,7 +139,7 @@ def test_without_any_state_the_run_begins_again_with_the_same_bits(job, undistur
 @pytest.mark.parametrize(
     "names",
     [
-        "kill-rank,truncate-latest",
+        pytest.param("kill-rank,truncate-latest", marks=pytest.mark.timeout(300)),
         pytest.param(",".join(FAULTS), marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )

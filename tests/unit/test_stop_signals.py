@@ -2,11 +2,14 @@
 
 import os
 import signal
+import time
 
 import pytest
 
 from dure.errors import StoppedAtOnce
 from dure.launch.stop import StopSignals
+from dure.launch.team import forget_last_run
+from dure.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
@@ -34,3 +37,15 @@ def test_a_hang_up_is_never_gentle():
         os.kill(os.getpid(), signal.SIGHUP)
         with pytest.raises(StoppedAtOnce):
             stop.check()
+
+
+def test_a_wish_to_stop_that_is_older_than_this_launch_is_forgotten_and_a_newer_one_is_not(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.create()
+    folder.stop.touch()
+    forget_last_run(folder, 1)
+    assert folder.stop.exists()
+    long_ago = time.time() - 1e6
+    os.utime(folder.stop, (long_ago, long_ago))
+    forget_last_run(folder, 1)
+    assert not folder.stop.exists()

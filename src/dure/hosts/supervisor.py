@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dure.errors import DureError, Resumable
+from dure.errors import DureError, Resumable, UsageError
 from dure.hosts.attached import KILL, STOP
 from dure.hosts.remote import SSH_FAILED, Host, Remote, answers
 from dure.launch.nodes.address import interfaces
@@ -87,6 +87,11 @@ class Supervisor:
         for name, why in trouble.items():
             say(f"{name} cannot be reached: {why}")
         here = [host for host in order if host.name not in trouble]
+        if len(here) < self.wanted.fewest and self.attempt == 0:
+            raise UsageError(
+                f"{', '.join(trouble)} cannot be reached by `{order[0].ssh}`, and at least {self.wanted.fewest} of the "
+                f"hosts must be; try `{order[0].ssh} {next(iter(trouble))} true`, or `dure doctor`"
+            )
         if len(here) < self.wanted.fewest or leader not in here:
             return f"{', '.join(trouble)} cannot be reached", leader not in here
         self.attempt += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,6 +38,14 @@ def children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel built without CONFIG_PROC_CHILDREN
         return []
+
+
+def began_at() -> float:
+    """When this process began, as `time.time` counts."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def state(pid: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dure.errors import RankFailed, UsageError
+from dure.launch import lineage
 from dure.launch.keep import Keep
 from dure.launch.patience import Patience, Restart
 from dure.launch.rank import Call, Command, RankStart, Script
@@ -213,7 +214,9 @@ def listen(port: int) -> socket.socket:
 
 def forget_last_run(folder: RunFolder, ranks: int) -> None:
     """Remove what an earlier run in the same folder said about its ranks, and what was asked of it."""
-    folder.stop.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if folder.stop.stat().st_mtime < lineage.began_at():  # a wish that came since is for this run
+            folder.stop.unlink()
     folder.restarts.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.pulse(rank)):

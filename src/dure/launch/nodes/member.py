@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dure.errors import DureError, Resumable, UsageError
+from dure.errors import DureError, PeerLost, Resumable, UsageError
 from dure.launch.nodes.leader import BEAT_SECONDS
 from dure.launch.nodes.line import Line
 from dure.launch.nodes.messages import (
@@ -53,7 +53,7 @@ def reach_leader(
             told = True
             say(f"waits for the leader at {address}:{port} (up to {seconds:.0f} s): {trouble}")
         time.sleep(_KNOCK_SECONDS)
-    raise UsageError(
+    raise PeerLost(
         f"waited {seconds:.0f} s for the leader at {address}:{port}, in vain: {trouble}. Start the same command there "
         "with --node-rank 0; if it runs, a firewall may be in between: `dure doctor` finds it."
     )
