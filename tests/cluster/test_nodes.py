@@ -219,7 +219,7 @@ def test_a_second_node_that_never_comes_is_named_by_the_leader(storage, tmp_path
         free = taken.getsockname()[1]
     ended = train(
         job, tmp_path / "run", "--nodes", 2, "--node-rank", 0, "--leader", f"127.0.0.1:{free}",
-        "--set", "cluster.join_seconds=8",
+        "--set", "cluster.join_seconds=3",
     )  # fmt: skip
     assert ended.code == 1
     assert "for node 1 of 2" in ended.err

@@ -228,6 +228,7 @@ def test_wrong_keys_are_refused_at_once_and_named(weights, monkeypatch, name):
         assert "AWS_SECRET_ACCESS_KEY" in words
 
 
+@pytest.mark.soak
 def test_no_keys_at_all_are_said_in_bounded_time(weights, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -348,6 +349,7 @@ def test_a_server_that_stays_away_is_an_error_in_bounded_time(s3, weights):
         assert f"no answer from {s3.endpoint} (tried " in words
 
 
+@pytest.mark.soak
 def test_a_server_that_stays_silent_is_an_error_in_bounded_time(s3, weights):
     store = open_store(weights)
     os.kill(s3.pid, signal.SIGSTOP)

@@ -15,6 +15,7 @@ def test_an_evaluation_longer_than_hang_seconds_is_let_go_on(tmp_path):
     assert seen == [20, 20]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(120)
 def test_a_rank_that_hangs_in_evaluation_is_named_and_the_others_wait_for_it(tmp_path):
     """Sample 2 is in shard 2, which is rank 1's of 3."""

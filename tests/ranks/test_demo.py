@@ -11,6 +11,7 @@ from commands import ROOT
 SOURCES = ["pyproject.toml", "README.md", "LICENSE", "src"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_the_demo_works_from_an_installed_wheel_and_learns(tmp_path):
     site = tmp_path / "site"

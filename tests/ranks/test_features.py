@@ -38,6 +38,7 @@ def test_the_same_bits_on_1_and_3_ranks(alone, on_three, name):
     assert [result[name] for result in on_three] == [alone[name]] * 3
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("names", [ON_EIGHT, pytest.param(NAMES, marks=pytest.mark.soak)])
 @pytest.mark.timeout(300)
 def test_the_same_bits_on_8_ranks(alone, names, tmp_path):

@@ -157,6 +157,7 @@ def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weig
     assert set(os.listdir("/dev/shm")) - before == set()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(200)
 def test_the_bench_sets_all_contenders_against_the_floor():
     figures = bench_load(ranks=2, mb=120, rounds=1)

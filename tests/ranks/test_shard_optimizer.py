@@ -114,6 +114,7 @@ def test_a_job_that_trains_apart_cannot_shard(tmp_path):
     assert "train.shard_optimizer is true, but with team.sync = false" in ended.err
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(120)
 def test_a_rank_that_is_killed_in_the_update_is_named_by_the_others_within_seconds():
     with socket.socket() as probe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +67,7 @@ class Lab:
         self._rate = rate
         self._storage = Path(storage or "shared").absolute()
         self._ssh = ssh
-        self._shown = tuple(str(Path(path).absolute()) for path in shown)
+        self._shown = (*(str(Path(path).absolute()) for path in shown), *_ours())
         names = [network.node_name(number) for number in range(nodes)]
         self._addresses = {network.LOGIN: network.LOGIN_ADDRESS} | {
             name: network.node_address(number) for number, name in enumerate(names)
@@ -242,3 +243,14 @@ class Lab:
             with contextlib.suppress(OSError):
                 birth.let_go()
         self._births.clear()
+
+
+def _ours() -> list[str]:
+    """Where this interpreter and this `dure` are, as far as that is below /tmp, which nodes have of their own."""
+    source = Path(__file__).resolve().parents[2]
+    project = source.parent if (source.parent / "pyproject.toml").exists() else source
+    found = {str(Path(path).resolve()) for path in (sys.prefix, sys.base_prefix, project)}
+    below = sorted(path for path in found if Path(path).is_relative_to("/tmp"))
+    return [
+        path for path in below if not any(path != other and path.startswith(f"{other}/") for other in below)
+    ]
