@@ -152,7 +152,6 @@ def test_same_inputs_same_digest_and_another_byte_another(tmp_path):
     ]
 
 
-@pytest.mark.soak
 def test_training_inside_gives_the_bits_of_training_outside(shared, tmp_path):
     outside = train_alone(shared / "cnn_batchnorm.toml", tmp_path / "run")
     loaded, run = job_in(shared), shared / "checkpoints" / "run-1"

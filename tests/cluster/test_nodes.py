@@ -77,6 +77,7 @@ def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start,
     assert "127.0.0.1" not in first.said + second.said
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 def test_the_documents_script_runs_on_two_nodes_with_the_same_bits(start, storage, tmp_path):
     shutil.copy(EXAMPLES / "ddp.py", storage)

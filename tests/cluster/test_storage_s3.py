@@ -376,6 +376,7 @@ def test_connections_that_break_are_resumed_where_they_broke(weights, cut):
     assert cut.resets >= 5
 
 
+@pytest.mark.soak
 def test_a_busy_server_is_asked_again(weights, cut):
     store = open_store(weights)
     cut.busy_answers = 3

@@ -19,6 +19,7 @@ NAMES = (
 )
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
     alone = features.train_all(NAMES)

@@ -18,6 +18,7 @@ def location(s3) -> str:
     return s3.make_bucket(f"dure-weights-{uuid.uuid4().hex[:12]}") + "/models/some"
 
 
+@pytest.mark.soak
 def test_a_pretrained_bert_in_a_bucket_is_the_bits_that_from_pretrained_gives(location: str) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     bucket = open_store(location)

@@ -239,6 +239,7 @@ def job(tmp_path):
     return path
 
 
+@pytest.mark.soak
 def test_a_job_is_the_same_run_whoever_reads_its_weights_and_wherever_they_lie(job, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -272,6 +273,7 @@ def test_other_weights_are_another_recipe(job, tmp_path):
     assert first.recipe != second.recipe
 
 
+@pytest.mark.soak
 def test_weights_that_do_not_fit_are_a_usage_error_in_one_line(job, tmp_path):
     ended = train(job, tmp_path / "run", "--set", "model.weights=gone.safetensors")
     assert ended.code == 1
