@@ -220,6 +220,7 @@ def test_the_doctor_finds_and_names(lab, names):
         assert any(INJECTED[name][2] in text for text in told), (name, told)
 
 
+@pytest.mark.soak
 def test_a_node_that_cannot_be_reached_is_named_and_the_others_are_looked_at(lab):
     lab.cut("node1")
     try:
