@@ -30,7 +30,7 @@ from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
 from dure.launch.patience import Restart
 from dure.launch.stop import StopSignals
-from dure.launch.team import forget_last_run
+from dure.launch.team import forget_last_run, record_restart
 from dure.report import in_words, summarize
 from dure.results import RankResult
 from dure.run_folder import RunFolder
@@ -245,7 +245,7 @@ def _launch(
             display.tick()
         for news in _drain(joined):
             if isinstance(news, Restart):
-                _record(folder, news)
+                record_restart(folder, news)
                 restarted(news)
             elif display is not None:
                 display.tell(news)
@@ -289,11 +289,6 @@ def _drain(joined: Joined | None) -> list[str | Restart]:
     return news
 
 
-def _record(folder: RunFolder, restart: Restart) -> None:
-    with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(vars(restart)) + "\n")
-
-
 def _as_json(value: object) -> Any:
     assert isinstance(value, RankResult)
     return value.as_json()
@@ -322,7 +317,7 @@ def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
     """On several nodes, a place that all of them see."""
     if nodes is None or "://" in loaded.storage:
         return None
-    return Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return loaded.run_in_storage(time.strftime("%Y%m%d-%H%M%S"))
 
 
 def _named_by_time(name: str) -> Path:

@@ -21,10 +21,7 @@ def train_on_hosts(
         raise UsageError(
             "the storage is a bucket: give --run-dir, a folder that all hosts see at the same path"
         )
-    run = (
-        run_dir
-        or Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
+    run = run_dir or loaded.run_in_storage(time.strftime("%Y%m%d-%H%M%S"))
     python = cluster.python or sys.executable
     wanted = Wanted(
         hosts=known_hosts(cluster.hosts, cluster.ssh),

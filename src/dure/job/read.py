@@ -53,6 +53,10 @@ class LoadedJob:
         """The shared storage: a folder, or s3://…."""
         return self.job.storage if "://" in self.job.storage else str(self.folder / self.job.storage)
 
+    def run_in_storage(self, mark: str) -> Path:
+        """Where a run on several nodes keeps its files when nobody says otherwise; `mark` tells runs apart."""
+        return Path(self.storage) / "checkpoints" / f"{self.job.name}-{mark}"
+
     def arguments(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Factory arguments with `{storage}` filled in."""
         return {

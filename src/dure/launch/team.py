@@ -147,8 +147,7 @@ def launch(
         processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
 
         def tell(restart: Restart) -> None:
-            with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(restart)) + "\n")
+            record_restart(folder, restart)
             if on_restart is not None:
                 on_restart(restart)
 
@@ -210,6 +209,12 @@ def listen(port: int) -> socket.socket:
             "Choose another port, or leave it out to get a free one."
         ) from None
     return listener
+
+
+def record_restart(folder: RunFolder, restart: Restart) -> None:
+    """Write down that the team starts again; a full disk is no reason not to."""
+    with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(restart)) + "\n")
 
 
 def forget_last_run(folder: RunFolder, ranks: int) -> None:

@@ -72,7 +72,7 @@ def _pyxis(loaded: LoadedJob, job: Path, run_dir: Path | None) -> list[str]:
     assert image is not None
     # The run's folder is mounted, and is named by a number that only the script will know.
     number = uuid.uuid4().hex
-    run = run_dir or Path(loaded.storage) / "checkpoints" / f"{loaded.job.name}-{number}"
+    run = run_dir or loaded.run_in_storage(number)
     digest = recorded(image) or digest_of(image)
     place = place_of(loaded, run.absolute(), digest=digest, job_file=job, environ={})
     return [option.replace(number, variable("job")) for option in pyxis_options(place)]
