@@ -36,7 +36,6 @@ def main():
     dist.init_process_group("gloo")
     noises = [None] * dist.get_world_size()
     dist.all_gather_object(noises, noise)
-    dist.destroy_process_group()
     main_module = sys.modules["__main__"]
     seen = {
         "env": dict(os.environ),
@@ -62,8 +61,13 @@ def main():
     }
     with open(os.path.join(folder, f"{rank}.json"), "w") as file:
         json.dump(seen, file)
-    print(f"out {rank}")
-    print(f"err {rank}", file=sys.stderr)
+    # In turn: torchrun lets its ranks write to one terminal at once, also in the middle of a line.
+    for turn in range(len(noises)):
+        if rank == str(turn):
+            print(f"out {rank}")
+            print(f"err {rank}", file=sys.stderr)
+        dist.barrier()
+    dist.destroy_process_group()
     if end == "raise" and rank == "1":
         raise ValueError("as asked")
     if end == "leave":
