@@ -1,5 +1,6 @@
 """The same ddp.py, unchanged, under dure run, torchrun, plain python and by hand: the same bits each time."""
 
+import os
 import re
 import socket
 import subprocess
@@ -7,9 +8,6 @@ import sys
 
 import pytest
 from commands import EXAMPLES, dure
-from scripts import by_hand, stdout_of
-
-from dure.bench.ports import free_ports
 
 SCRIPT = EXAMPLES / "ddp.py"
 
@@ -27,6 +25,19 @@ def fingerprints(output, ranks):
     return set(found.values())
 
 
+def run(command, **env):
+    ran = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, **env},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 def test_under_dure_run(script, script_alone, tmp_path):
     ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", "--epochs", 1)
     assert ended.code == 0, ended.err
@@ -36,11 +47,24 @@ def test_under_dure_run(script, script_alone, tmp_path):
 
 def test_under_torchrun(script, script_alone):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    assert fingerprints(stdout_of([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {script_alone}
+    assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {script_alone}
+
+
+def by_hand(script, rank, port, size):
+    command = [sys.executable, script, "--rank", rank, "--world-size", size, "--master", f"127.0.0.1:{port}"]
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def test_by_hand_in_several_terminals_as_the_document_draws_it(script, script_alone):
-    (port,) = free_ports(1)
+    port = free_port()
     ranks = [by_hand(script, rank, port, 3) for rank in (2, 0, 1)]
     told = [rank.communicate(timeout=110) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
@@ -63,10 +87,9 @@ def test_by_hand_a_rank_that_never_comes_is_named(script):
         "import sys, runpy; import dure.exchange.group as group; group.JOIN_SECONDS = 3.0\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    (port,) = free_ports(1)
     command = [sys.executable, "-c", code, script, "--rank", 0, "--world-size", 3]
     ran = subprocess.run(
-        [*map(str, command), "--master", f"127.0.0.1:{port}"],
+        [*map(str, command), "--master", f"127.0.0.1:{free_port()}"],
         capture_output=True,
         text=True,
         timeout=110,

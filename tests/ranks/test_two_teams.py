@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import dure
-from scripts import by_hand, stdout_of
+from test_one_script_many_launchers import by_hand, run
 
 from dure.bench.ports import free_ports
 
@@ -26,7 +26,7 @@ def fingerprints(output, ranks):
 @pytest.fixture(scope="module")
 def alone():
     """What one rank gets, with teams of its own."""
-    found = fingerprints(stdout_of([sys.executable, SCRIPT]), 1)
+    found = fingerprints(run([sys.executable, SCRIPT]), 1)
     assert found[0] == found[2] != found[1]
     return found
 
@@ -38,14 +38,14 @@ def test_under_dure_run(alone, tmp_path):
 
 
 def test_under_torchrun(alone):
-    assert fingerprints(stdout_of([*TORCHRUN, SCRIPT], OMP_NUM_THREADS="1"), 2) == alone
+    assert fingerprints(run([*TORCHRUN, SCRIPT], OMP_NUM_THREADS="1"), 2) == alone
 
 
 def test_by_hand(alone):
     (port,) = free_ports(1)
     ranks = [by_hand(SCRIPT, rank, port, 2) for rank in (1, 0)]
     try:
-        told = [rank.communicate(timeout=110) for rank in ranks]
+        told = [rank.communicate(timeout=300) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -75,9 +75,9 @@ def test_by_hand_a_rank_that_does_not_come_to_the_second_team_is_named():
         for rank in (0, 1)
     )
     try:
-        assert "rank 0 waited 3 s at" in (told := first.communicate(timeout=110)[1])
+        assert "rank 0 waited 3 s at" in (told := first.communicate(timeout=300)[1])
         assert "for rank(s) 1; start all 2 ranks" in told
-        assert second.communicate("\n", timeout=110)[1] == "\n"
+        assert second.communicate("\n", timeout=300)[1] == "\n"
     finally:
         for rank in (first, second):
             rank.kill()
