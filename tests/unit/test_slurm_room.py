@@ -97,6 +97,30 @@ def test_an_image_that_slurm_runs_is_told_to_srun_with_the_runs_own_folder(with_
     assert f'{tmp_path}/checkpoints/tiny_transformer-"$job":{tmp_path}' in script(request)
 
 
+@pytest.mark.parametrize(
+    ("srun", "by_slurm"),
+    [
+        ("echo '  --container-image=PATH'", True),
+        ("echo no more", False),
+        ("exec /bin/sleep 600", False),
+        (None, False),
+    ],
+    ids=["with pyxis", "without", "hangs", "not there"],
+)
+def test_auto_leaves_the_image_to_slurm_where_srun_has_pyxis(
+    with_image, tmp_path, monkeypatch, srun, by_slurm
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr("dure.slurm.queue.ANSWER_SECONDS", 20.0 if by_slurm else 1.0)
+    (tmp_path / "bin").mkdir()
+    if srun is not None:
+        (tmp_path / "bin" / "srun").write_text(f"#!/bin/sh\n{srun}\n")
+        (tmp_path / "bin" / "srun").chmod(0o755)
+    request = prepare(load_job(JOB, with_image), JOB, [], None, None)
+    assert bool(request.srun_options) == by_slurm
+
+
 @pytest.mark.parametrize("runner", ["enroot", "apptainer", "bubblewrap"])
 def test_into_any_other_image_each_node_goes_by_itself(with_image, runner):
     inside = prepare(load_job(JOB, {**with_image, "cluster.runner": runner}), JOB, [], None, None)

@@ -20,6 +20,7 @@ from dure.errors import RankFailed, UsageError
 from dure.launch import lineage
 from dure.launch.keep import Keep
 from dure.launch.patience import Patience, Restart
+from dure.launch.port import listen_at
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -196,19 +197,8 @@ def launch(
 
 
 def listen(port: int) -> socket.socket:
-    """Bind the team's port on this host now, so that one in use is told before anything starts."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise UsageError(
-            f"port {port} on 127.0.0.1 cannot be used: {getattr(error, 'strerror', None) or error}. "
-            "Choose another port, or leave it out to get a free one."
-        ) from None
-    return listener
+    """The team's port on this host."""
+    return listen_at("127.0.0.1", port, "Choose another port, or leave it out to get a free one.")
 
 
 def record_restart(folder: RunFolder, restart: Restart) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from dure.errors import DureError
 from dure.image.contents import PYTHON
 from dure.image.digest import digest_of, recorded
 from dure.image.enter import image_of, place_of
 from dure.image.runner import pyxis_options
 from dure.job import LoadedJob
+from dure.slurm import queue
 from dure.slurm.quoting import variable
 from dure.slurm.request import Request, request_for
-
-_HELP_SECONDS = 20.0
 
 
 def prepare(
@@ -50,20 +48,10 @@ def _slurm_runs_the_image(loaded: LoadedJob) -> bool:
 
 def _has_pyxis() -> bool:
     """Whether the srun that is here has the options that pyxis adds."""
-    if shutil.which("srun") is None:
-        return False
     try:
-        told = subprocess.run(
-            ["srun", "--help"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_HELP_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        return "--container-image" in queue.call(["srun", "--help"]).stdout
+    except DureError:  # there is none, or it hangs
         return False
-    return "--container-image" in told.stdout
 
 
 def _pyxis(loaded: LoadedJob, job: Path, run_dir: Path | None) -> list[str]:

@@ -10,10 +10,10 @@ import time
 from types import TracebackType
 from typing import Any
 
-from dure.errors import UsageError
 from dure.launch.nodes.council import LEADER, Council, Letters
 from dure.launch.nodes.line import Line
 from dure.launch.nodes.messages import Alive, Bye, Hello, Refused
+from dure.launch.port import listen_at
 
 BEAT_SECONDS = 1.0
 """How often agents tell each other that they are there."""
@@ -24,18 +24,10 @@ _HELLO_SECONDS = 10.0
 
 
 def listen_for_nodes(address: str, port: int) -> socket.socket:
-    """Bind the leader's port, so that one in use is told before anything starts."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(1024)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise UsageError(
-            f"the leader cannot listen at {address}:{port}: {getattr(error, 'strerror', None) or error}. The leader is "
-            "the node with --node-rank 0: is this its address, and the port free?"
-        ) from None
+    """The leader's port."""
+    listener = listen_at(
+        address, port, "The leader is the node with --node-rank 0: is this its address, and the port free?"
+    )
     listener.setblocking(False)
     return listener
 
