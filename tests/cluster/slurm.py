@@ -70,7 +70,7 @@ def why_not_here() -> str | None:
     if missing:
         return f"not installed: {', '.join(missing)} (tools/system-packages installs slurm-wlm and munge)"
     allowed = subprocess.run(
-        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, timeout=10, check=False
+        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, timeout=60, check=False
     )
     if allowed.returncode != 0:
         return f"this machine refuses mount and UTS namespaces: {allowed.stderr.strip()}"

@@ -45,7 +45,7 @@ def lab(tmp_path_factory):
 
 def run(lab, place, *command):
     return subprocess.run(
-        lab.command(place, command), capture_output=True, text=True, timeout=100, check=False, cwd="/"
+        lab.command(place, command), capture_output=True, text=True, timeout=300, check=False, cwd="/"
     )
 
 

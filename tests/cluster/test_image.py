@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)  # the first test waits for the image
 
 
 def ended(line, **options):
-    return subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, **options)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, **options)
 
 
 def run_in(image, *arguments, options=(), **env):
@@ -172,7 +172,7 @@ def test_a_run_inside_saves_when_it_is_told_to_stop_and_ends_with_75(shared):
         try:
             wait_until(lambda: "step" in process.stderr.readline(), 60)
             process.send_signal(signal.SIGUSR1)
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=300)
         finally:
             process.kill()
     assert process.returncode == 75, said
@@ -261,7 +261,7 @@ def test_signals_reach_the_command_once_and_its_exit_code_comes_back(image):
         process.send_signal(signal.SIGTERM)
         os.kill(process.pid, signal.SIGUSR1)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=300)
     assert sorted(out.split()) == ["SIGINT", "SIGTERM", "SIGUSR1"]
     assert process.returncode == 43
     assert run_in(image, "sh", "-c", "kill -TERM $$").code == 128 + signal.SIGTERM

@@ -24,7 +24,7 @@ NAME = f"test-{os.getpid()}"
 def run(lab, place, *command, check=True, **options):
     """What a command printed in a place."""
     done = subprocess.run(
-        lab.command(place, command), capture_output=True, text=True, timeout=60, check=False, **options
+        lab.command(place, command), capture_output=True, text=True, timeout=300, check=False, **options
     )
     assert not check or done.returncode == 0, done
     return done.stdout.strip() if check else done
@@ -210,7 +210,7 @@ def test_signals_reach_the_command_once_each(lab, to_group):
             (os.killpg if to_group else os.kill)(process.pid, name)
             assert process.stdout.readline() == word
         process.send_signal(signal.SIGUSR2)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=300)
         assert (rest, process.returncode) == ("", 0)
 
 
@@ -269,7 +269,7 @@ def test_killing_the_keepers_ends_their_places_and_down_leaves_nothing(tmp_path)
     lab = Lab(NAME, storage=tmp_path)
     lab.up()
     subprocess.run(
-        lab.command("node0", ["sh", "-c", "sleep 1000 & setsid sleep 1000 &"]), check=True, timeout=60
+        lab.command("node0", ["sh", "-c", "sleep 1000 & setsid sleep 1000 &"]), check=True, timeout=300
     )
     everyone = processes_of(lab)
     assert len(everyone) == 8
@@ -324,7 +324,7 @@ if "{moment}" == "making":
 with Lab("{NAME}", storage=sys.argv[1], ssh=False):
     {stop}
 """
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL
     state = read_state(lab_folder(NAME))
     assert len(state.keepers) == 3

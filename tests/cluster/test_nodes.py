@@ -62,7 +62,6 @@ def by_hand(node, run, *arguments, nodes="2"):
     return ["train", "/mnt/shared/steady.toml", "--nodes", nodes, *own, "--json", *arguments]
 
 
-@pytest.mark.timeout(180)
 def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start, storage, weights):
     put_job(storage, STEPS)
     second = start("node1", *by_hand(1, "hand"))
@@ -78,7 +77,6 @@ def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start,
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(180)
 def test_the_documents_script_runs_on_two_nodes_with_the_same_bits(start, storage, tmp_path):
     shutil.copy(EXAMPLES / "ddp.py", storage)
     draw_training_data(storage / "training_data", count=80, heldout=4, say=lambda text: None)
@@ -98,7 +96,6 @@ def test_the_documents_script_runs_on_two_nodes_with_the_same_bits(start, storag
     assert len(fingerprints) == 1
 
 
-@pytest.mark.timeout(180)
 def test_a_killed_agent_leaves_no_orphan_and_the_rest_ends_resumable(start, lab, storage):
     put_job(storage, STEPS, SLOW)
     run = storage / "checkpoints" / "killed"
@@ -121,7 +118,6 @@ def test_a_killed_agent_leaves_no_orphan_and_the_rest_ends_resumable(start, lab,
     assert "resumable" in first.said
 
 
-@pytest.mark.timeout(300)
 def test_cables_are_pulled_and_the_run_goes_on_with_the_same_bits(start, lab, storage, weights):
     """A node is cut for good and comes back, a cable is out for two seconds, and then the leader is cut."""
     put_job(storage, STEPS, SLOW)
@@ -165,7 +161,6 @@ def test_cables_are_pulled_and_the_run_goes_on_with_the_same_bits(start, lab, st
     lab.heal()
 
 
-@pytest.mark.timeout(120)
 def test_ctrl_c_at_the_supervisor_saves_everywhere_and_leaves_no_agent(start, lab, storage):
     put_job(storage, STEPS, SLOW)
     run = storage / "checkpoints" / "stopped"

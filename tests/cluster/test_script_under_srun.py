@@ -3,10 +3,7 @@
 import re
 import sys
 
-import pytest
 
-
-@pytest.mark.timeout(300)
 def test_ddp_py_under_srun_on_two_nodes_has_the_bits_of_one_rank(slurm, storage, script_alone):
     ran = slurm.srun([sys.executable, str(storage / "ddp.py")], ntasks=4, nodes=2, deadline_seconds=200)
     assert ran.returncode == 0, ran.stderr

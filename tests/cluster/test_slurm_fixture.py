@@ -123,7 +123,7 @@ def test_a_cluster_leaves_no_process_and_no_file():
         processes = cluster.processes()
         assert child in processes
         assert "slurmstepd" in {process.name() for process in processes}
-    _, alive = psutil.wait_procs(processes, timeout=30)
+    _, alive = psutil.wait_procs(processes, timeout=300)
     assert alive == []
     assert cluster.processes() == []
     assert not cluster.folder.exists()
@@ -155,6 +155,6 @@ with slurm.SlurmCluster() as cluster:
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.communicate()
-    _, alive = psutil.wait_procs(daemons, timeout=30)
+    _, alive = psutil.wait_procs(daemons, timeout=300)
     assert alive == []
     shutil.rmtree(Path(configuration).parent)

@@ -199,7 +199,6 @@ def submitted_job(tmp_path, *options, **environment):
     return submitted
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("requeues", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_signalled_and_requeued_on_two_nodes_the_weights_are_the_same_bits(
     here, tmp_path, undisturbed, requeues
@@ -226,7 +225,6 @@ def test_signalled_and_requeued_on_two_nodes_the_weights_are_the_same_bits(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)
 def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, undisturbed):
     """A minute at a time, and Slurm's own signal: it may come up to half a minute early."""
     submitted = submitted_job(
@@ -241,7 +239,6 @@ def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, un
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp_path, image, undisturbed):
     shutil.copy(EXAMPLES / "tiny_transformer.py", tmp_path)
     job = JOB.replace(f"{EXAMPLES}/", "").replace(f"{RANKS}/slow_data.py", "tiny_transformer.py")
@@ -259,7 +256,6 @@ def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_a_time_limit_that_comes_before_the_save_queues_the_job_again(here, tmp_path):
     never_saves = "if 'SLURM_RESTART_COUNT' in os.environ: sys.exit(0)\ntime.sleep(280)"
     submitted = submit(request_for(never_saves, tmp_path, time="1", signal_seconds=20))

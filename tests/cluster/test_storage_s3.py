@@ -268,7 +268,7 @@ def test_without_obstore_the_way_to_it_is_said(tmp_path):
         "except Exception as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.startswith("UsageError s3://bucket: ")
     assert "pip install 'dure[s3]'" in done.stdout
@@ -287,7 +287,7 @@ def test_a_forked_process_is_refused_instead_of_waiting_for_ever(weights):
         "os.wait()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, weights], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, weights], capture_output=True, text=True, timeout=300, check=True
     )
     assert re.match(r"StorageError s3://.* was forked from one that had used S3", done.stdout)
 

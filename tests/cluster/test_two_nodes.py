@@ -64,7 +64,7 @@ def namespaces_of(nodes):
     found = set()
     for node in range(2):
         done = subprocess.run(
-            nodes.command(node, ["readlink", *read]), capture_output=True, text=True, timeout=30, check=True
+            nodes.command(node, ["readlink", *read]), capture_output=True, text=True, timeout=300, check=True
         )
         found |= set(done.stdout.split())
     assert len(found) == 2 * len(kinds)
@@ -157,7 +157,7 @@ def test_killing_the_process_that_made_the_nodes_leaves_nothing(tmp_path, nothin
     finally:
         maker.kill()
         maker.wait(30)
-    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert not psutil.wait_procs(family, timeout=300)[1]
 
 
 @needs_nodes

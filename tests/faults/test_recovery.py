@@ -66,7 +66,7 @@ def train_and_kill(job, folder, kills, *arguments):
                 time.sleep(0.002)
             killed.add(beat.pid)
             os.kill(beat.pid, signal.SIGKILL)
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()

@@ -38,7 +38,7 @@ def kill_one_at_random(seed, tmp_path):
             (str(tmp_path),),
             ranks=4,
             folder=RunFolder(tmp_path / "run"),
-            hang_seconds=100,
+            hang_seconds=300,
             grace_seconds=3.0,  # let the survivors find out by themselves
         )
     thread.join()

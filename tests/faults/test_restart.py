@@ -11,7 +11,7 @@ from dure.launch.team import TORCH
 from dure.run_folder import RunFolder
 
 
-def run(tmp_path, how, *, restarts, max_restarts, ranks=3, hang_seconds=60):
+def run(tmp_path, how, *, restarts, max_restarts, ranks=3, hang_seconds=300):
     folder = RunFolder(tmp_path / "run")
     told = []
     try:

@@ -149,7 +149,7 @@ def reduce_for_ever(folder):
     from dure.errors import PeerLost
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher notices first; let us find out by ourselves
-    with dure.start(hang_seconds=60) as team:
+    with dure.start(hang_seconds=300) as team:
         exchanger = team.exchanger()
         shape = Pieces.of_step(team.world.size, 8, 8)
         Path(folder, f"pid-{team.rank}").write_text(str(os.getpid()))

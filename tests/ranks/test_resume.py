@@ -95,13 +95,13 @@ def test_a_run_that_is_told_to_stop_and_then_killed_goes_on_with_the_same_bits(j
     command += ["--set", "checkpoint.every_steps=2"]
     stopped = started(command, folder, 2)
     stopped.send_signal(signal.SIGTERM)
-    _, err = stopped.communicate(timeout=90)
+    _, err = stopped.communicate(timeout=300)
     assert stopped.returncode == 75, err
     assert "resumable" in err
     assert not folder.stop.exists()
     killed = started(command, folder, 4)
     killed.kill()
-    killed.communicate(timeout=90)
+    killed.communicate(timeout=300)
     assert killed.returncode == -signal.SIGKILL
     found = json.loads(dure(*command[3:]).out.splitlines()[-1])
     assert 4 <= found["resumed_from"] < 14
