@@ -39,9 +39,9 @@ ENDED = frozenset(
 )
 """Job states that nothing follows. A requeued job is PENDING again, and is not among them."""
 
-START_SECONDS = 60.0
-STOP_SECONDS = 20.0
-COMMAND_SECONDS = 60.0
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+COMMAND_SECONDS = 240.0
 
 CONFIGURATION = Path(__file__).with_name("slurm.conf.template")
 

@@ -50,7 +50,7 @@ def test_trouble_on_one_node_is_raised_on_both(tmp_path):
     for rank in found:
         faults = {name: error for name, error in rank.items() if name not in ("afterwards", "another model")}
         assert all(
-            kind != "none" and words.startswith("rank ") and seconds < 10
+            kind != "none" and words.startswith("rank ") and seconds < 50
             for kind, words, seconds in faults.values()
         ), faults
         assert "rank 3: w.safetensors: the disk" in faults["disk error, slices"][1]
