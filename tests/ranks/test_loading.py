@@ -1,12 +1,12 @@
 """Weights reach every rank, the same bits whoever reads them; storage is read once; trouble is everyone's."""
 
-import os
 import shutil
 
 import loads
 import pytest
 from alone import train_alone
 from commands import EXAMPLES, dure, train
+from leftovers import no_new_shared_memory, shared_memory
 
 from dure.bench.load import bench_load, in_words
 from dure.errors import RankFailed, UsageError
@@ -119,7 +119,7 @@ def test_any_ranks_trouble_is_raised_on_all_ranks_with_file_and_rank(failures, f
         got, message, seconds = found[fault]
         assert (got, message.split(":")[0]) == (kind, f"rank {rank}")
         assert words in message
-        assert seconds < 10
+        assert seconds < 50  # told, and not found out at the deadline of 60
 
 
 def test_what_is_wrong_alike_on_all_ranks_is_said_without_a_rank(failures):
@@ -133,7 +133,7 @@ def test_a_team_can_load_again_after_trouble(failures):
 
 
 def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weights, tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     (tmp_path / "w.safetensors").symlink_to(weights / "w.safetensors")
     with pytest.raises(RankFailed) as failed:
         run_team(
@@ -142,14 +142,14 @@ def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weig
             ranks=3,
             folder=RunFolder(tmp_path / "run"),
             hang_seconds=300,
-            grace_seconds=5.0,  # let the survivors find out by themselves
+            grace_seconds=60.0,  # let the survivors find out by themselves; they end then
         )
     assert failed.value.rank == 1
     killed = float((tmp_path / "killed").read_text())
     told = [(tmp_path / f"told-{rank}").read_text().split(" ", 1) for rank in (0, 2)]
     assert any("lost rank 1" in words for _, words in told)
-    assert all(float(at) - killed < 10 for at, _ in told)
-    assert set(os.listdir("/dev/shm")) - before == set()
+    assert all(float(at) - killed < 50 for at, _ in told)
+    no_new_shared_memory(before)
 
 
 @pytest.mark.soak
@@ -174,7 +174,7 @@ def test_the_bench_sets_all_contenders_against_the_floor():
 def test_a_throttled_storage_gives_all_ranks_together_what_it_says():
     figures = bench_load(ranks=2, mb=20, rounds=1, throttle=20, contenders=("slices",))
     assert figures["slices_over_bandwidth"] >= 0.99
-    assert figures["results"][0]["seconds"] < 5  # read once; twice would be 2 s of waiting alone
+    assert figures["results"][0]["storage_bytes"] <= 1.01 * figures["file_bytes"]  # once, and not once a rank
 
 
 def test_bench_load_refuses_what_it_cannot_measure():

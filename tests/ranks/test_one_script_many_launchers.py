@@ -9,6 +9,8 @@ import sys
 import pytest
 from commands import EXAMPLES, dure
 
+from dure.bench.ports import free_ports
+
 SCRIPT = EXAMPLES / "ddp.py"
 
 
@@ -58,9 +60,7 @@ def by_hand(script, rank, port, size):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return str(free_ports(1)[0])
 
 
 def test_by_hand_in_several_terminals_as_the_document_draws_it(script, script_alone):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import reduces
+from leftovers import no_new_shared_memory, shared_memory
 
 from dure.launch import run_team
 from dure.run_folder import RunFolder
@@ -45,12 +46,12 @@ def is_flat(seen, allowed=8 << 20):
 
 def test_reduces_and_buckets_made_anew_leave_memory_descriptors_and_dev_shm_as_they_were(tmp_path):
     """Ten thousand reduces, then 60 rebuilds as DDP makes them: nothing grows, nothing has a name."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     for many, rebuilds in on_ranks("many_then_rebuilds", (10_000, 60), 4, tmp_path):
         print([(resident >> 20, files) for resident, files in many])
         assert is_flat(many)
         assert is_flat(rebuilds, allowed=16 << 20)
-    assert set(os.listdir("/dev/shm")) - before == set()
+    no_new_shared_memory(before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a small /dev/shm of its own")

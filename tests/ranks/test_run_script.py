@@ -3,12 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dure.bench.ports import free_ports
 
 HERE = Path(__file__).parent
 RANKS = 2
@@ -18,9 +19,7 @@ UNSET = {"OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
 
 
 def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    return str(free_ports(1)[0])
 
 
 def launch(command, folder, end, *, target, cwd=HERE):

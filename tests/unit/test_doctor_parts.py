@@ -227,9 +227,9 @@ def test_the_quick_part_is_quick_and_passes_a_job_that_can_run(tmp_path, monkeyp
     quick_checks(loaded)
     spent = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()  # of this process alone, however busy the machine is
         findings = quick_checks(loaded)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.process_time() - began)
     assert min(spent) < 0.2
     refuse_bad(findings)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "job.toml"]

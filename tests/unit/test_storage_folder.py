@@ -223,14 +223,16 @@ def test_readers_never_see_half_a_file(folder):
     store, reader = open_store(folder), open_store(folder)
     store.write_whole("checkpoints/x", [b"0" * 100_000])
     seen = set()
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def read_on():
         while not done.is_set():
             seen.add(reader.read("checkpoints/x", 0, reader.size("checkpoints/x")))
+            begun.set()
 
     thread = threading.Thread(target=read_on)
     thread.start()
+    assert begun.wait(240)
     for number in range(1, 10):
         store.write_whole("checkpoints/x", [str(number).encode() * 10_000] * 10)
     done.set()
@@ -245,7 +247,7 @@ def test_of_several_writers_of_a_new_file_one_wins(folder):
 
     def write(number):
         store = open_store(folder)
-        start.wait(30)
+        start.wait(240)
         try:
             store.write_whole("checkpoints/manifest", [b"%d" % number], only_if_absent=True)
             winners.append(number)
