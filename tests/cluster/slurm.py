@@ -11,6 +11,7 @@ Network, process ids and /dev/shm are shared: the nodes are two names for one ma
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -316,6 +317,7 @@ class SlurmCluster:
             CONFIGURATION.read_text().format(
                 host=socket.gethostname().split(".")[0],
                 control_port=control_port,
+                first_job=random.randrange(1, 50_000),
                 folder=self.folder,
                 nodes=nodes,
             )
