@@ -22,10 +22,10 @@ from dure.lab.remote import why_no_ssh
 REASON = why_not_here() or why_no_ssh()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
 
-STEPS = 300
+STEPS = 200
 SLOW = 0.012
 """Seconds a sample: a step of 4 or 8 samples a rank takes 50 to 100 ms."""
-HELD = 0.08
+HELD = 0.12
 """While a test waits for something else than steps, so that the run cannot come to its end meanwhile."""
 
 
