@@ -19,7 +19,7 @@ from dure.hosts.remote import Host
 from dure.hosts.supervisor import known_hosts
 from dure.job import Cluster
 
-_REACH_SECONDS = 30.0
+_REACH_SECONDS = 60.0
 _LOOK_SECONDS = 120.0
 _CALL_SECONDS = 60.0
 _LATE_SECONDS = 2.0
