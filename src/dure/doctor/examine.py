@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dure.doctor.checks import agreement
-from dure.doctor.finding import Finding, bad, good, note
+from dure.doctor.finding import Finding, bad, good
 from dure.doctor.plan import Plan
-from dure.doctor.reach import Line, Unreached, line_to
+from dure.doctor.reach import Line, Unreached
+from dure.doctor.ways import Node
 from dure.doctor.words import HEADINGS
-from dure.hosts.remote import Host
-from dure.hosts.supervisor import known_hosts
-from dure.job import Cluster
 
 _REACH_SECONDS = 30.0
 _LOOK_SECONDS = 120.0
@@ -44,22 +42,19 @@ class Examination:
         return tuple(node for node in self.nodes if node in failing)
 
 
-def examine(plan: Plan, cluster: Cluster, image_order: str | None = None) -> Examination:
-    """Examine the plan's hosts, or this machine when it names none; inside the image that `image_order` tells of."""
-    hosts: tuple[Host | None, ...] = known_hosts(plan.hosts, cluster.ssh) or (None,)
-    names = tuple("localhost" if host is None else host.name for host in hosts)
+def examine(plan: Plan, nodes: Sequence[Node]) -> Examination:
+    """Examine these nodes."""
+    names = tuple(node.name for node in nodes)
     token = uuid.uuid4().hex
     # Lines are closed before the pool, whose threads may wait for an answer: Ctrl-C does not.
-    with ThreadPoolExecutor(len(hosts)) as pool, ExitStack() as open_lines:
+    with ThreadPoolExecutor(len(nodes)) as pool, ExitStack() as open_lines:
         lines = {}
-        for name, host in zip(names, hosts, strict=True):
-            lines[name] = line_to(host, name, cluster.python, image_order)
-            open_lines.callback(lines[name].close)
+        for node in nodes:
+            lines[node.name] = Line(node)
+            open_lines.callback(lines[node.name].close)
         open_lines.callback(_hang_up, tuple(lines.values()))
         findings = _reach(lines, pool)
-        if cluster.nodes > len(hosts):
-            findings.append(note("reach", names[0], "reach.alone", wanted=cluster.nodes, looked=len(hosts)))
-        lost = {finding.node for finding in findings if finding.level == "bad"}
+        lost = {finding.node for finding in findings}
         lines = {name: line for name, line in lines.items() if name not in lost}
 
         looks = _ask_all(
@@ -67,13 +62,13 @@ def examine(plan: Plan, cluster: Cluster, image_order: str | None = None) -> Exa
         )
         lines = {name: line for name, line in lines.items() if name in looks}
         findings += [Finding.from_json(raw) for look in looks.values() for raw in look["findings"]]
-        if looks:
-            findings += _side_by_side(plan, looks)
+        findings += _side_by_side(plan, looks)
         clocks = _ask_all(lines, pool, findings, lambda _, line: _skew(line), _REACH_SECONDS)
+        pairs = []
         if plan.several:
             findings += agreement.clocks(clocks)
-            findings += _storage_both_ways(plan, lines, pool, findings)
-        pairs = _pairs(lines, looks, pool, findings) if plan.several else []
+            findings += _storage_both_ways(lines, looks, pool, findings)
+            pairs = _pairs(lines, looks, pool, findings)
         findings += agreement.connections(pairs, names)
     checks = list(HEADINGS["en"])
     findings.sort(key=lambda finding: (checks.index(finding.check), names.index(finding.node)))
@@ -91,7 +86,9 @@ def _reach(lines: Mapping[str, Line], pool: ThreadPoolExecutor) -> list[Finding]
         try:
             lines[name].wait_until_ready(_REACH_SECONDS)
         except Unreached as error:
-            return bad("reach", name, "reach.silent", reason=str(error))
+            if lines[name].goes_in:
+                return bad("image", name, "image.closed", reason=str(error))
+            return _silent(lines[name], error)
         return None
 
     return [finding for finding in pool.map(wait, lines) if finding is not None]
@@ -111,8 +108,12 @@ def _ask_all(
         try:
             answers[name] = future.result(deadline_seconds + _REACH_SECONDS)
         except Unreached as error:
-            findings.append(bad("reach", name, "reach.silent", reason=str(error)))
+            findings.append(_silent(lines[name], error))
     return answers
+
+
+def _silent(line: Line, error: Unreached) -> Finding:
+    return bad("reach", line.node.name, "reach.silent", reason=str(error), attempt=line.node.attempt)
 
 
 def _look(name: str, line: Line, token: str, plan: Plan) -> dict[str, Any]:
@@ -129,8 +130,11 @@ def _skew(line: Line) -> tuple[float, float]:
 
 
 def _side_by_side(plan: Plan, looks: Mapping[str, dict[str, Any]]) -> list[Finding]:
+    if not looks:
+        return []
     findings = [good("reach", name, "reach.answers") for name in looks] if plan.several else []
-    findings += agreement.same_versions({name: look["versions"] for name, look in looks.items()})
+    comparable = {name: look["versions"] for name, look in looks.items() if look["versions"] is not None}
+    findings += agreement.same_versions(comparable)
     findings += agreement.same_cpu({name: look["cpu"] for name, look in looks.items()})
     if plan.files:
         findings += agreement.same_files({name: look["digests"] for name, look in looks.items()}, plan.files)
@@ -138,20 +142,27 @@ def _side_by_side(plan: Plan, looks: Mapping[str, dict[str, Any]]) -> list[Findi
 
 
 def _storage_both_ways(
-    plan: Plan, lines: Mapping[str, Line], pool: ThreadPoolExecutor, findings: list[Finding]
+    lines: Mapping[str, Line],
+    looks: Mapping[str, dict[str, Any]],
+    pool: ThreadPoolExecutor,
+    findings: list[Finding],
 ) -> list[Finding]:
-    """Each node reads what the others wrote."""
-    if plan.writable is None or not lines:
-        return []
-    wrote = [finding.node for finding in findings if finding.check == "read_write" and finding.level == "ok"]
-    seen = _ask_all(
-        lines,
-        pool,
-        findings,
-        lambda _, line: list(line.ask("seen", _REACH_SECONDS, writers=wrote, seconds=_LATE_SECONDS)),
-        _REACH_SECONDS,
-    )
-    return agreement.seen_both_ways(seen, wrote) if seen else []
+    """Each node reads what the others wrote, wherever they did."""
+    compared: list[Finding] = []
+    for place in dict.fromkeys(place for look in looks.values() for place in look["wrote"]):
+        wrote = [name for name, look in looks.items() if place in look["wrote"]]
+
+        def ask(_: str, line: Line, place: str = place, wrote: Sequence[str] = wrote) -> list[str]:
+            return list(line.ask("seen", _REACH_SECONDS, place=place, writers=wrote, seconds=_LATE_SECONDS))
+
+        seen = _ask_all(lines, pool, findings, ask, _REACH_SECONDS)
+        compared += agreement.seen_both_ways(seen, wrote) if seen else []
+    blind = [finding for finding in compared if finding.level == "bad"]
+    named = {finding.node for finding in blind}
+    return blind + [
+        good("both_ways", name, "both_ways.seen")
+        for name in dict.fromkeys(finding.node for finding in compared if finding.node not in named)
+    ]
 
 
 def _pairs(

@@ -32,6 +32,7 @@ TITLES: dict[Language, dict[str, str]] = {
 HEADINGS: dict[Language, dict[str, str]] = {
     "en": {
         "reach": "reached",
+        "image": "image",
         "versions": "versions",
         "cpu": "instructions",
         "digests": "same files",
@@ -50,6 +51,7 @@ HEADINGS: dict[Language, dict[str, str]] = {
     },
     "ko": {
         "reach": "연결",
+        "image": "이미지",
         "versions": "버전",
         "cpu": "명령어 집합",
         "digests": "같은 파일",
@@ -76,12 +78,17 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
         "reach.answers": ("answers", ""),
         "reach.alone": (
             "{looked} of the job's {wanted} nodes",
-            "name all of them: --hosts, or cluster.hosts",
+            "name all of them: --hosts, or cluster.hosts; or have Slurm give them: --slurm",
+        ),
+        "reach.no_slurm": (
+            "only this machine: the job is for Slurm, whose commands are not here",
+            "run it on the cluster's login node",
         ),
         "reach.silent": (
             "{reason}",
-            "try `ssh {node} true`, and whether the same Python is at the same path there",
+            "try `{attempt}`, and whether the same Python is at the same path there",
         ),
+        "image.closed": ("cannot go in: {reason}", "put that right here; the rest was seen from outside"),
         "versions.same": ("{versions}", ""),
         "versions.differ": (
             "{here}; the others have {there}",
@@ -106,7 +113,25 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
             "copy it to the same path here, or keep it on the shared storage",
         ),
         "storage.there": ("{path}", ""),
-        "storage.bucket": ("{path}: a bucket, which is not looked at", ""),
+        "storage.lacks": ("{path} has no {missing}", "copy it there, or correct the path in the job"),
+        "storage.no_bucket": (
+            "{path}: {reason}",
+            "make the bucket, or correct its name in the job, or AWS_ENDPOINT_URL here",
+        ),
+        "storage.no_credentials": (
+            "{path}: there are no credentials here",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY on this node (ssh does not carry them there), or "
+            "AWS_SKIP_SIGNATURE=true for a public bucket",
+        ),
+        "storage.denied": (
+            "{path}: {reason}",
+            "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY here, or let them list, get, put and delete there",
+        ),
+        "storage.silent": (
+            "{path}: {reason}",
+            "start the server, correct AWS_ENDPOINT_URL, or let this node through to it",
+        ),
+        "storage.broken": ("{reason}", "until this works, neither data nor checkpoints can be there"),
         "storage.gone": ("{path} is not there", "mount the shared storage at {path} on this node"),
         "storage.empty": (
             "{path} is there, but not {missing}",
@@ -123,6 +148,12 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
             "mount it read-only here (`ro`), only checkpoints/ `rw`",
         ),
         "read_write.takes": ("{path} takes write, fsync and rename", ""),
+        "read_write.puts": ("{path} takes put, conditional put, get and delete", ""),
+        "read_write.unconditional": (
+            "{path} ignores that a put is only for a new file",
+            "use a server that knows If-None-Match, or a folder as checkpoint.folder: one run could write over "
+            "another's manifest",
+        ),
         "read_write.missing": (
             "{path} is not there",
             "make the folder on the storage, or mount it on this node",
@@ -181,10 +212,21 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
     },
     "ko": {
         "reach.answers": ("응답함", ""),
-        "reach.alone": ("작업의 노드 {wanted}개 중 {looked}개", "--hosts나 cluster.hosts로 모두 알려 주세요"),
+        "reach.alone": (
+            "작업의 노드 {wanted}개 중 {looked}개",
+            "--hosts나 cluster.hosts로 모두 알려 주거나, --slurm으로 Slurm에서 받으세요",
+        ),
+        "reach.no_slurm": (
+            "이 컴퓨터만: Slurm에서 실행할 작업인데 여기에는 Slurm 명령이 없음",
+            "클러스터의 로그인 노드에서 실행하세요",
+        ),
         "reach.silent": (
             "{reason}",
-            "`ssh {node} true`가 되는지, 같은 경로에 같은 Python이 있는지 확인하세요",
+            "`{attempt}`가 되는지, 같은 경로에 같은 Python이 있는지 확인하세요",
+        ),
+        "image.closed": (
+            "들어갈 수 없음: {reason}",
+            "이 노드에서 고치세요; 나머지는 이미지 밖에서 본 결과입니다",
         ),
         "versions.same": ("{versions}", ""),
         "versions.differ": (
@@ -204,7 +246,25 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
         "digests.differ": ("내용이 다름: {files}", "리더에서 복사하거나, 공유 저장소에 두세요"),
         "digests.missing": ("없음: {files}", "같은 경로에 복사하거나, 공유 저장소에 두세요"),
         "storage.there": ("{path}", ""),
-        "storage.bucket": ("{path}: 버킷이라 살펴보지 않음", ""),
+        "storage.lacks": ("{path}에 {missing} 없음", "그곳에 복사하거나, 작업 파일의 경로를 고치세요"),
+        "storage.no_bucket": (
+            "{path}: {reason}",
+            "버킷을 만들거나, 작업 파일의 이름 또는 이 노드의 AWS_ENDPOINT_URL을 고치세요",
+        ),
+        "storage.no_credentials": (
+            "{path}: 여기에 자격 증명이 없음",
+            "이 노드에 AWS_ACCESS_KEY_ID와 AWS_SECRET_ACCESS_KEY를 설정하거나 (ssh로는 전달되지 않음), 공개 버킷이면 "
+            "AWS_SKIP_SIGNATURE=true로 하세요",
+        ),
+        "storage.denied": (
+            "{path}: {reason}",
+            "AWS_ACCESS_KEY_ID와 AWS_SECRET_ACCESS_KEY를 고치거나, 그곳에서 list, get, put, delete를 허용하세요",
+        ),
+        "storage.silent": (
+            "{path}: {reason}",
+            "서버를 켜거나, AWS_ENDPOINT_URL을 고치거나, 이 노드에서 서버로 가는 길을 여세요",
+        ),
+        "storage.broken": ("{reason}", "이것이 되기 전에는 데이터도 체크포인트도 둘 수 없습니다"),
         "storage.gone": ("{path} 없음", "이 노드의 {path}에 공유 저장소를 마운트하세요"),
         "storage.empty": (
             "{path}은(는) 있지만 {missing} 없음",
@@ -221,6 +281,12 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
             "읽기 전용(`ro`)으로, checkpoints/만 `rw`로 마운트하세요",
         ),
         "read_write.takes": ("{path}에 write, fsync, rename 가능", ""),
+        "read_write.puts": ("{path}에 put, 조건부 put, get, delete 가능", ""),
+        "read_write.unconditional": (
+            "{path}은(는) 새 파일일 때만 쓰라는 조건을 무시함",
+            "If-None-Match를 아는 서버를 쓰거나, checkpoint.folder를 폴더로 하세요: 다른 실행의 매니페스트를 덮어쓸 수 "
+            "있습니다",
+        ),
         "read_write.missing": ("{path} 없음", "저장소에 폴더를 만들거나, 이 노드에 마운트하세요"),
         "read_write.read_only": ("{path}은(는) 읽기 전용", "읽기·쓰기(`rw`)로 마운트하세요"),
         "read_write.full": ("{path}이(가) 가득 참", "공간을 비우거나, 다른 checkpoint.folder를 쓰세요"),
