@@ -166,21 +166,28 @@ def test_a_plan_asks_for_the_documents_mounts_on_several_nodes_only(tmp_path):
 
 @pytest.mark.parametrize(
     ("folder", "written"),
-    [("{storage}/saved/{run}", "store/saved"), ("/scratch/{run}/x", "/scratch"), ("s3://bucket/{run}", None)],
+    [
+        ("{storage}/saved/{run}", "store/saved"),
+        ("{storage}/saved/of-{run}", "store/saved"),
+        ("/scratch/{run}/x", "/scratch"),
+        ("s3://bucket/{run}", "store/checkpoints"),  # the run itself is in a folder all the same
+    ],
 )
-def test_a_plan_knows_where_checkpoints_go(tmp_path, folder, written):
+def test_a_plan_knows_where_runs_and_checkpoints_go(tmp_path, folder, written):
     plan = plan_of(job(tmp_path, f'[checkpoint]\nfolder = "{folder}"'), hosts=("a", "b"))
-    assert plan.writable == (None if written is None else str(tmp_path / written))
+    assert plan.writable == str(tmp_path / written)
+    assert plan.saves == ("s3://bucket" if "://" in folder else None)
 
 
-def test_a_bucket_is_said_not_to_be_looked_at(tmp_path):
-    plan = plan_of(job(tmp_path, storage='"s3://bucket/job"'), hosts=("a", "b"))
+def test_a_plan_knows_what_is_read_and_written_in_a_bucket(tmp_path):
+    settings = {"storage": '"s3://bucket/job"', "model__weights": '"models/w.safetensors"'}
+    loaded = job(tmp_path, '[checkpoint]\nfolder = "{storage}/saved/of-{run}"', **settings)
+    plan = plan_of(loaded, hosts=("a", "b"), run_folder=tmp_path / "run")
     assert (plan.storage, plan.bucket, plan.refuses) == (None, "s3://bucket/job", ())
-    look = NodePart().answer("look", {"node": "a", "token": "t", "plan": Plan(bucket=plan.bucket).to_json()})
-    found = [Finding.from_json(raw) for raw in look["answer"]["findings"] if raw["check"] == "storage"]
-    assert [(one.level, value_of(one, "en")) for one in found] == [
-        ("info", "s3://bucket/job: a bucket, which is not looked at")
-    ]
+    assert plan.needs == ("s3://bucket/job/photos", "s3://bucket/job/models/w.safetensors")
+    assert (plan.saves, plan.writable) == ("s3://bucket/job/saved", str(tmp_path / "run"))
+    quick = plan_of(loaded, hosts=("a", "b"), run_folder=tmp_path / "run", quick=True)
+    assert (quick.bucket, quick.saves, quick.needs) == (None, None, ())
 
 
 def test_pretrained_weights_say_how_much_room_is_needed(tmp_path):

@@ -17,9 +17,10 @@ def trouble_of(error: Exception) -> Trouble:
     kinds: tuple[tuple[Trouble, bool], ...] = (
         ("no_bucket", "<Code>NoSuchBucket</Code>" in text),
         ("no_file", isinstance(error, FileNotFoundError)),
-        ("refused", isinstance(error, PermissionDeniedError | UnauthenticatedError)),
         # Without keys, obstore looks for those of an Amazon machine, at an address that only those have.
         ("no_credentials", "/latest/api/token" in text or "/latest/meta-data" in text),
+        # Where a list is refused, obstore has no error of its own for it.
+        ("refused", isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403)),
         ("failing", status is not None and status >= 500),
         ("odd", status is not None),
         ("silent", "HTTP error" in text),
