@@ -80,7 +80,9 @@ def failed(found):
 
 def jobs(slurm):
     """The jobs that hold nodes or wait for some."""
-    return slurm.command("squeue", "--noheader", "--states=PENDING,RUNNING,CONFIGURING").stdout.split("\n")[:-1]
+    return slurm.command("squeue", "--noheader", "--states=PENDING,RUNNING,CONFIGURING").stdout.split("\n")[
+        :-1
+    ]
 
 
 def until(reached, what):

@@ -88,7 +88,7 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
             "{reason}",
             "try `{attempt}`, and whether the same Python is at the same path there",
         ),
-        "image.closed": ("cannot go in: {reason}", "put that right here; the rest was seen from outside"),
+        "image.closed": ("cannot go in: {reason}", "put that right on this node"),
         "versions.same": ("{versions}", ""),
         "versions.differ": (
             "{here}; the others have {there}",
@@ -226,7 +226,7 @@ SENTENCES: dict[Language, dict[str, Sentence]] = {
         ),
         "image.closed": (
             "들어갈 수 없음: {reason}",
-            "이 노드에서 고치세요; 나머지는 이미지 밖에서 본 결과입니다",
+            "이 노드에서 고치세요",
         ),
         "versions.same": ("{versions}", ""),
         "versions.differ": (
