@@ -15,9 +15,12 @@ from dure.doctor.checks import agreement, machine, versions
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.node import NodePart
 from dure.doctor.plan import Plan, plan_of
+from dure.doctor.ways import on_slurm
 from dure.doctor.words import HEADINGS, SENTENCES, TITLES, fix_of, in_one_line, value_of
 from dure.errors import PreflightFailed
+from dure.image.contents import PYTHON
 from dure.job import load_job
+from dure.slurm.allocation import Allocation
 
 JOB = """
 storage = "store"
@@ -275,6 +278,44 @@ def test_one_machine_is_looked_at_without_ssh_and_what_is_wrong_ends_it_with_4(t
     ended = dure("doctor", tmp_path / "job.toml", "--set", "cluster.nodes=2", cwd=tmp_path)
     assert ended.code == 0, ended.out
     assert "1 of the job's 2 nodes" in ended.out
+
+
+def test_a_job_for_slurm_is_looked_at_here_where_there_is_no_slurm_and_that_is_said(tmp_path):
+    job(tmp_path, "[slurm]\npartition = 'train'")
+    (tmp_path / "parts.py").touch()
+    (tmp_path / "store" / "photos").mkdir(parents=True)
+    no_slurm = {"cwd": tmp_path, "PATH": str(tmp_path)}
+    ended = dure("doctor", tmp_path / "job.toml", "--json", **no_slurm)
+    assert ended.code == 0, ended.err
+    assert '"reach.no_slurm"' in ended.out
+    ended = dure("doctor", tmp_path / "job.toml", "--json", "--no-slurm", **no_slurm)
+    assert '"reach.no_slurm"' not in ended.out
+    ended = dure("doctor", tmp_path / "job.toml", "--slurm", **no_slurm)
+    assert (ended.code, "there is no salloc here" in ended.err) == (2, True), ended.err
+    ended = dure("doctor", tmp_path / "job.toml", "--slurm", "--hosts", "a,b", **no_slurm)
+    assert (ended.code, "choose one of the two" in ended.err) == (2, True), ended.err
+
+
+def test_an_image_that_slurm_runs_is_told_to_srun():
+    held = Allocation(7, ("n0", "n1"), ("10.0.1.10", "10.0.1.11"))
+    node = on_slurm(held, 4, None, ["--container-image=/i.sqsh"])[1]
+    assert (node.name, node.order) == ("n1", None)
+    assert node.command == (
+        *(
+            "srun",
+            "--quiet",
+            "--jobid=7",
+            "--overlap",
+            "--nodelist=n1",
+            "--nodes=1",
+            "--ntasks=1",
+            "--chdir=/",
+        ),
+        *("--cpus-per-task=4", "--container-image=/i.sqsh", PYTHON, "-m", "dure", "doctor", "--serve"),
+    )
+    outside = on_slurm(held, None, "order")[0]
+    assert outside.command[-5:] == (sys.executable, "-m", "dure", "doctor", "--serve-inside")
+    assert outside.order == "order"
 
 
 @pytest.mark.parametrize("hosts", ["a,a", "-oProxyCommand=reboot", "a b,c", "$(reboot)"])
