@@ -15,8 +15,10 @@ from dure.doctor.checks import agreement, machine, versions
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.node import NodePart
 from dure.doctor.plan import Plan, plan_of
-from dure.doctor.ways import on_slurm
-from dure.doctor.words import HEADINGS, SENTENCES, TITLES, fix_of, in_one_line, value_of
+from dure.doctor.reach import Line, Unreached
+from dure.doctor.sentences import SENTENCES
+from dure.doctor.ways import Node, on_slurm
+from dure.doctor.words import HEADINGS, TITLES, fix_of, in_one_line, value_of
 from dure.errors import PreflightFailed
 from dure.image.contents import PYTHON
 from dure.job import load_job
@@ -134,7 +136,7 @@ def test_every_sentence_that_the_code_says_is_written_down():
     said = {
         match
         for path in room.rglob("*.py")
-        if path.name != "words.py"
+        if path.name != "sentences.py"
         for match in key.findall(path.read_text())
     }
     assert said == set(SENTENCES["en"])
@@ -229,6 +231,42 @@ def test_a_node_answers_what_it_cannot_do_with_the_reason():
     node = NodePart()
     assert "KeyError" in node.answer("dance", {})["error"]
     assert node.answer("look", {"node": "a", "token": "t", "plan": Plan().to_json()})["answer"]["ports"] == []
+
+
+def started(script):
+    """A line to a part that is this piece of Python, in place of a node's."""
+    return Line(Node("node1", (sys.executable, "-c", script), "try"))
+
+
+def test_a_node_that_is_ended_takes_its_mark_away(tmp_path):
+    plan = Plan(writable=str(tmp_path)).to_json()
+    line = Line(Node("node1", (sys.executable, "-m", "dure", "doctor", "--serve"), "try"))
+    try:
+        line.wait_until_ready(60, 60)
+        assert line.ask("look", 60, node="node1", token="t", plan=plan)["wrote"] == [str(tmp_path)]
+        assert [path.name for path in tmp_path.iterdir()] == [".dure-doctor-t-node1"]
+        line._process.terminate()
+        assert line._process.wait(60) == 143
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        line.close()
+
+
+def test_what_a_node_says_in_place_of_an_answer_is_told():
+    ready = "import sys; print('Welcome!'); print('dure-doctor-ready', flush=True); input(); "
+    aftermath = "srun: error: node1: task 0: Exited with exit code 1"
+    for script, told in (
+        (f"{ready} print('lp0 on fire', flush=True); input()", "says 'lp0 on fire', which is no answer"),
+        (f"{ready} sys.exit('no memory\\n{aftermath}')", "hung up: no memory"),
+        (f"""{ready} print('{{"error": "KeyError"}}', flush=True); input()""", "KeyError"),
+    ):
+        line = started(script)
+        try:
+            line.wait_until_ready(60, 60)
+            with pytest.raises(Unreached, match=re.escape(told)):
+                line.ask("look", 60)
+        finally:
+            line.close()
 
 
 def test_the_quick_part_is_quick_and_passes_a_job_that_can_run(tmp_path, monkeypatch):

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from dure.doctor.checks import agreement
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.plan import Plan
-from dure.doctor.reach import Line, Unreached
+from dure.doctor.reach import Failed, Line, Unreached
 from dure.doctor.ways import Node
 from dure.doctor.words import HEADINGS
 
 _REACH_SECONDS = 30.0
+_ENTER_SECONDS = 300.0
+"""On a node that cannot mount an image, it is unpacked first."""
 _LOOK_SECONDS = 120.0
 _CALL_SECONDS = 60.0
 _LATE_SECONDS = 2.0
 """How long a file may take to show on another node."""
 
 T = TypeVar("T")
+Look = dict[str, Any]
+"""What a node found by itself, as `NodePart.look` tells it."""
 
 
 @dataclass(frozen=True)
@@ -46,79 +50,81 @@ def examine(plan: Plan, nodes: Sequence[Node]) -> Examination:
     """Examine these nodes."""
     names = tuple(node.name for node in nodes)
     token = uuid.uuid4().hex
-    # Lines are closed before the pool, whose threads may wait for an answer: Ctrl-C does not.
-    with ThreadPoolExecutor(len(nodes)) as pool, ExitStack() as open_lines:
-        lines = {}
-        for node in nodes:
-            lines[node.name] = Line(node)
-            open_lines.callback(lines[node.name].close)
-        open_lines.callback(_hang_up, tuple(lines.values()))
-        findings = _reach(lines, pool)
-        lost = {finding.node for finding in findings}
-        lines = {name: line for name, line in lines.items() if name not in lost}
-
-        looks = _ask_all(
-            lines, pool, findings, lambda name, line: _look(name, line, token, plan), _LOOK_SECONDS
+    pairs: list[dict[str, Any]] = []
+    with _Conversation(nodes) as team:
+        team.each(lambda _, line: line.wait_until_ready(_REACH_SECONDS, _ENTER_SECONDS))
+        looks: dict[str, Look] = team.each(
+            lambda name, line: line.ask("look", _LOOK_SECONDS, node=name, token=token, plan=plan.to_json())
         )
-        lines = {name: line for name, line in lines.items() if name in looks}
-        findings += [Finding.from_json(raw) for look in looks.values() for raw in look["findings"]]
+        findings = [Finding.from_json(raw) for look in looks.values() for raw in look["findings"]]
         findings += _side_by_side(plan, looks)
-        clocks = _ask_all(lines, pool, findings, lambda _, line: _skew(line), _REACH_SECONDS)
-        pairs = []
         if plan.several:
-            findings += agreement.clocks(clocks)
-            findings += _storage_both_ways(lines, looks, pool, findings)
-            pairs = _pairs(lines, looks, pool, findings)
+            findings += agreement.clocks(team.each(lambda _, line: _skew(line)))
+            findings += _storage_both_ways(team, looks)
+            pairs = _pairs(team, looks)
         findings += agreement.connections(pairs, names)
+    findings += team.lost
     checks = list(HEADINGS["en"])
     findings.sort(key=lambda finding: (checks.index(finding.check), names.index(finding.node)))
     return Examination(names, tuple(findings), tuple(pairs))
 
 
-def _hang_up(lines: Sequence[Line]) -> None:
-    """All at once, so that none waits for another's end."""
-    for line in lines:
-        line.hang_up()
+class _Conversation:
+    """Lines to all nodes, from `with` to the end of its block; those that fall silent are let go of."""
 
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.lost: list[Finding] = []
+        """What became of those that are not heard of any more."""
+        self._nodes = nodes
+        self._lines: dict[str, Line] = {}
+        self._opened: list[Line] = []
+        self._pool = ThreadPoolExecutor(len(nodes))
 
-def _reach(lines: Mapping[str, Line], pool: ThreadPoolExecutor) -> list[Finding]:
-    def wait(name: str) -> Finding | None:
+    def __enter__(self) -> Self:
         try:
-            lines[name].wait_until_ready(_REACH_SECONDS)
-        except Unreached as error:
-            if lines[name].goes_in:
-                return bad("image", name, "image.closed", reason=str(error))
-            return _silent(lines[name], error)
-        return None
+            for node in self._nodes:
+                self._opened.append(Line(node))
+        except BaseException:
+            self._end()
+            raise
+        self._lines = {line.node.name: line for line in self._opened}
+        return self
 
-    return [finding for finding in pool.map(wait, lines) if finding is not None]
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def each(self, ask: Callable[[str, Line], T], among: Collection[str] | None = None) -> dict[str, T]:
+        """What each node answers, all asked at once; one that does not is lost."""
+        asked = {
+            name: self._pool.submit(ask, name, line)
+            for name, line in self._lines.items()
+            if among is None or name in among
+        }
+        answers = {}
+        for name, future in asked.items():
+            try:
+                answers[name] = future.result()
+            except Unreached as error:
+                # A late answer would be taken for that to the next question.
+                self.lost.append(_lost(self._lines.pop(name), error))
+        return answers
+
+    def _end(self) -> None:
+        for line in self._opened:  # all at once, so that none waits for another's end
+            line.hang_up()
+        for line in self._opened:
+            line.close()
+        # After the lines: its threads may wait for an answer, and Ctrl-C does not.
+        self._pool.shutdown()
 
 
-def _ask_all(
-    lines: Mapping[str, Line],
-    pool: ThreadPoolExecutor,
-    findings: list[Finding],
-    ask: Callable[[str, Line], T],
-    deadline_seconds: float,
-) -> dict[str, T]:
-    """What each node answers, asked at once; one that does not is a finding."""
-    asked = {name: pool.submit(ask, name, line) for name, line in lines.items()}
-    answers = {}
-    for name, future in asked.items():
-        try:
-            answers[name] = future.result(deadline_seconds + _REACH_SECONDS)
-        except Unreached as error:
-            findings.append(_silent(lines[name], error))
-    return answers
-
-
-def _silent(line: Line, error: Unreached) -> Finding:
-    return bad("reach", line.node.name, "reach.silent", reason=str(error), attempt=line.node.attempt)
-
-
-def _look(name: str, line: Line, token: str, plan: Plan) -> dict[str, Any]:
-    look: dict[str, Any] = line.ask("look", _LOOK_SECONDS, node=name, token=token, plan=plan.to_json())
-    return look
+def _lost(line: Line, error: Unreached) -> Finding:
+    name = line.node.name
+    if isinstance(error, Failed):
+        return bad("reach", name, "reach.failed", reason=str(error))
+    if line.goes_in:
+        return bad("image", name, "image.closed", reason=str(error))
+    return bad("reach", name, "reach.silent", reason=str(error), attempt=line.node.attempt)
 
 
 def _skew(line: Line) -> tuple[float, float]:
@@ -129,7 +135,7 @@ def _skew(line: Line) -> tuple[float, float]:
     return there - (before + after) / 2, (after - before) / 2
 
 
-def _side_by_side(plan: Plan, looks: Mapping[str, dict[str, Any]]) -> list[Finding]:
+def _side_by_side(plan: Plan, looks: Mapping[str, Look]) -> list[Finding]:
     if not looks:
         return []
     findings = [good("reach", name, "reach.answers") for name in looks] if plan.several else []
@@ -141,21 +147,13 @@ def _side_by_side(plan: Plan, looks: Mapping[str, dict[str, Any]]) -> list[Findi
     return findings
 
 
-def _storage_both_ways(
-    lines: Mapping[str, Line],
-    looks: Mapping[str, dict[str, Any]],
-    pool: ThreadPoolExecutor,
-    findings: list[Finding],
-) -> list[Finding]:
+def _storage_both_ways(team: _Conversation, looks: Mapping[str, Look]) -> list[Finding]:
     """Each node reads what the others wrote, wherever they did."""
     compared: list[Finding] = []
     for place in dict.fromkeys(place for look in looks.values() for place in look["wrote"]):
         wrote = [name for name, look in looks.items() if place in look["wrote"]]
-
-        def ask(_: str, line: Line, place: str = place, wrote: Sequence[str] = wrote) -> list[str]:
-            return list(line.ask("seen", _REACH_SECONDS, place=place, writers=wrote, seconds=_LATE_SECONDS))
-
-        seen = _ask_all(lines, pool, findings, ask, _REACH_SECONDS)
+        values = {"place": place, "writers": wrote, "seconds": _LATE_SECONDS}
+        seen = team.each(partial(_ask_for, "seen", values))
         compared += agreement.seen_both_ways(seen, wrote) if seen else []
     blind = [finding for finding in compared if finding.level == "bad"]
     named = {finding.node for finding in blind}
@@ -165,26 +163,24 @@ def _storage_both_ways(
     ]
 
 
-def _pairs(
-    lines: Mapping[str, Line],
-    looks: Mapping[str, dict[str, Any]],
-    pool: ThreadPoolExecutor,
-    findings: list[Finding],
-) -> list[dict[str, Any]]:
+def _ask_for(question: str, values: Mapping[str, Any], _: str, line: Line) -> Any:
+    return line.ask(question, _REACH_SECONDS, **values)
+
+
+def _pairs(team: _Conversation, looks: Mapping[str, Look]) -> list[dict[str, Any]]:
     """Every node calls every other. In each round every node calls one, and is called by one."""
-    ready = [name for name in lines if looks[name]["address"] is not None]
+    ready = [name for name, look in looks.items() if look["address"] is not None]
     pairs: list[dict[str, Any]] = []
     for distance in range(1, len(ready)):
         called = {name: ready[(place + distance) % len(ready)] for place, name in enumerate(ready)}
-
-        def call(name: str, line: Line, called: Mapping[str, str] = called) -> Sequence[dict[str, Any]]:
-            look = looks[called[name]]
-            results: Sequence[dict[str, Any]] = line.ask(
-                "call", _CALL_SECONDS, address=look["address"], ports=look["ports"]
-            )
-            return results
-
-        answers = _ask_all({name: lines[name] for name in ready}, pool, findings, call, _CALL_SECONDS)
+        answers = team.each(partial(_call, looks, called), among=ready)
         for name, results in answers.items():
             pairs += [{"from": name, "to": called[name], **result} for result in results]
     return pairs
+
+
+def _call(
+    looks: Mapping[str, Look], called: Mapping[str, str], name: str, line: Line
+) -> list[dict[str, Any]]:
+    look = looks[called[name]]
+    return list(line.ask("call", _CALL_SECONDS, address=look["address"], ports=look["ports"]))

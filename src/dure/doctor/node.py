@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import Any, NoReturn
 
 from dure.doctor.checks import bucket, machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
@@ -24,20 +25,31 @@ READY = "dure-doctor-ready"
 GOES_IN = "dure-doctor-goes-into-the-image"
 """Said before it, by a part that is about to go into an image."""
 _LOOK_AGAIN_SECONDS = 0.2
+_FORGOTTEN_SECONDS = 600
+"""When nothing was asked for so long, the cable to whoever asked is out, and nobody will hang up."""
 
 
 def serve(outside: Outside | None = None) -> None:
-    """Answer on standard output what is asked on standard input."""
+    """Answer on standard output what is asked on standard input, until that ends, or nobody asks any more."""
+    for number in (signal.SIGALRM, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, _end)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed must not get between the answers
     print(READY, file=answers, flush=True)
     node = NodePart(outside)
     try:
+        signal.alarm(_FORGOTTEN_SECONDS)
         for line in sys.stdin:
+            signal.alarm(_FORGOTTEN_SECONDS)
             question = json.loads(line)
-            _tell(answers, node.answer(question.pop("ask"), question))
+            print(json.dumps(node.answer(question.pop("ask"), question)), file=answers, flush=True)
     finally:
         node.close()
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """Not at once, but over `finally`: marks are taken away."""
+    raise SystemExit(128 + number)
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,3 @@ def _own_image() -> dict[str, str | None]:
     """The image that this process is in, whose file may well be out of its sight."""
     inside = digest_inside()
     return {} if inside is None else {"image": inside}
-
-
-def _tell(stream: IO[str], value: dict[str, Any]) -> None:
-    print(json.dumps(value), file=stream, flush=True)

@@ -80,13 +80,16 @@ def plan_of(
     *,
     port: int = PORT,
     run_folder: Path | None = None,
+    shared: bool = False,
     quick: bool = False,
 ) -> Plan:
     """What this job asks of its nodes. `quick`: only what makes it fail for certain.
 
-    `run_folder`: where the run will be, if that is known already.
+    `run_folder`: where the run will be, if that is known already; else in the storage, if it is `shared` with other
+    machines, as it is on several nodes.
     """
     job = loaded.job
+    shared = shared or len(hosts) > 1
     folder = None if "://" in loaded.storage else os.path.normpath(loaded.storage)
     # On one machine nobody else's data is at stake; on several the documents' picture is enforced.
     enforced = len(hosts) > 1 or job.cluster.image is not None
@@ -103,10 +106,10 @@ def plan_of(
         bucket=loaded.storage if folder is None and not quick else None,
         needs=_needed_paths(loaded, folder, quick=quick),
         refuses=_read_only_paths(folder) if enforced and folder is not None else (),
-        writable=_written_folder(loaded, folder, run_folder, several=enforced),
+        writable=_written_folder(loaded, folder, run_folder, shared=shared),
+        # A shared folder for all runs that is missing on a node is one that is not mounted there.
+        made_by_run=not shared or run_folder is not None,
         saves=None if quick else _saves_in_bucket(loaded),
-        # On several nodes, a folder for all runs that is missing on one of them is one that is not mounted there.
-        made_by_run=not enforced or run_folder is not None,
         files=_same_files(loaded, job_file),
         free_bytes=max((32 if quick else 1024) * _MIB, weights * _STATES * (job.checkpoint.keep + 1)),
         shm_bytes=max(0 if quick else _least_shared_memory(job.team.ranks), weights * job.team.ranks),
@@ -173,9 +176,9 @@ def _saves_in_bucket(loaded: LoadedJob) -> str | None:
 
 
 def _written_folder(
-    loaded: LoadedJob, folder: str | None, run_folder: Path | None, *, several: bool
+    loaded: LoadedJob, folder: str | None, run_folder: Path | None, *, shared: bool
 ) -> str | None:
-    """Where checkpoints go: what `checkpoint.folder` says, else into the run; on several nodes in the storage.
+    """Where checkpoints go: what `checkpoint.folder` says, else into the run; where it is shared, in the storage.
 
     None where it is not known: a run's folder is never in a bucket.
     """
@@ -184,7 +187,7 @@ def _written_folder(
         return os.path.normpath(fixed)
     if run_folder is not None:
         return str(run_folder.absolute())
-    if several:
+    if shared:
         return None if folder is None else os.path.join(folder, Layout().checkpoints)
     return os.path.abspath("runs")
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import subprocess
 import tempfile
 import threading
@@ -18,10 +19,16 @@ from dure.errors import DureError
 
 _END_SECONDS = 5.0
 _LAST_WORDS = 400
+_AFTERMATH = re.compile(r"srun: error: \S+: tasks? .*: (Exited with exit code|Terminated|Killed)")
+"""What srun says after the task itself has said why."""
 
 
 class Unreached(DureError):
     """A node did not answer; says what it said instead."""
+
+
+class Failed(Unreached):
+    """A node answered that it could not do what it was asked to."""
 
 
 class Line:
@@ -50,11 +57,15 @@ class Line:
             with contextlib.suppress(OSError):  # it has ended; waiting for it says so
                 self._say(node.order)
 
-    def wait_until_ready(self, deadline_seconds: float) -> None:
-        """Wait for the node's first line; skip what a login shell prints."""
-        deadline = time.monotonic() + deadline_seconds
-        while (said := self._next(deadline, deadline_seconds)) != READY:
-            self.goes_in = self.goes_in or said == GOES_IN
+    def wait_until_ready(self, reach_seconds: float, enter_seconds: float) -> None:
+        """Wait for the node's first line, which may take longer once it goes into an image; skip what a login shell
+        prints."""
+        seconds = reach_seconds
+        deadline = time.monotonic() + seconds
+        while (said := self._next(deadline, seconds)) != READY:
+            if said == GOES_IN:
+                self.goes_in, seconds = True, enter_seconds
+                deadline = time.monotonic() + seconds
         self.goes_in = False
 
     def ask(self, question: str, deadline_seconds: float, **values: Any) -> Any:
@@ -63,9 +74,13 @@ class Line:
             self._say(json.dumps({"ask": question, **values}))
         except OSError:
             raise Unreached(self._why("hung up")) from None
-        reply = json.loads(self._next(time.monotonic() + deadline_seconds, deadline_seconds))
+        said = self._next(time.monotonic() + deadline_seconds, deadline_seconds)
+        try:
+            reply = json.loads(said)
+        except ValueError:
+            raise Unreached(f"says {said[:_LAST_WORDS]!r}, which is no answer") from None
         if "error" in reply:
-            raise Unreached(str(reply["error"]))
+            raise Failed(str(reply["error"]))
         return reply["answer"]
 
     def hang_up(self) -> None:
@@ -111,4 +126,5 @@ class Line:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - _LAST_WORDS))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"{what}: {lines[-1]}" if lines else what
+        telling = [line for line in lines if not _AFTERMATH.match(line)] or lines
+        return f"{what}: {telling[-1]}" if telling else what

@@ -80,9 +80,9 @@ def _table(found: Examination, language: Language) -> Table:
 
 def _alike(findings: Sequence[Finding], language: Language) -> list[tuple[list[str], Finding]]:
     """Findings that say the same of several nodes, together."""
-    groups: dict[tuple[str, str], tuple[list[str], Finding]] = {}
+    groups: dict[tuple[str, str, str], tuple[list[str], Finding]] = {}
     for finding in findings:
-        key = (finding.level, value_of(finding, language))
+        key = (finding.level, value_of(finding, language), fix_of(finding, language))
         groups.setdefault(key, ([], finding))[0].append(finding.node)
     return list(groups.values())
 

@@ -73,8 +73,9 @@ def look(asked: Asked) -> Examination:
         loaded = load_job(asked.job, parse_settings(asked.settings), hosts=asked.hosts)
         cluster = loaded.job.cluster
     if not _from_slurm(asked, loaded, cluster):
-        order = _order(asked, loaded, shared=len(cluster.hosts) > 1)
-        plan = _plan(asked, loaded, cluster.hosts, asked.port or PORT, order)
+        shared = len(cluster.hosts) > 1
+        order = _order(asked, loaded, shared=shared)
+        plan = _plan(asked, loaded, cluster.hosts, asked.port or PORT, order, shared=shared)
         line = None if order is None else order.to_line()
         found = examine(plan, ways.over_ssh(cluster, line) if cluster.hosts else ways.here(line))
         return _with_notes(found, cluster, slurm_wanted=asked.slurm is None and _is_for_slurm(loaded))
@@ -152,17 +153,14 @@ def _plan(
     port: int,
     order: Order | None,
     *,
-    shared: bool = False,
+    shared: bool,
 ) -> Plan:
     if loaded is None:
         return plan_without_job(hosts, port=port)
-    run_folder = asked.run_dir
-    if order is not None and not order.of_any_run:
-        run_folder = order.run_folder
-    if run_folder is None and (shared or len(hosts) > 1):
-        runs = _runs_in_storage(loaded)
-        run_folder = None if len(hosts) > 1 else runs  # of several nodes, the plan knows it
-    return plan_of(loaded, asked.job, hosts, port=port, run_folder=run_folder)
+    run_folder = asked.run_dir if order is None or order.of_any_run else order.run_folder
+    if shared and run_folder is None:
+        _runs_in_storage(loaded)  # refused, where it is a bucket
+    return plan_of(loaded, asked.job, hosts, port=port, run_folder=run_folder, shared=shared)
 
 
 def _runs_in_storage(loaded: LoadedJob) -> Path:

@@ -7,7 +7,6 @@ process: however this process ends, by Ctrl-C or by `kill -9`, the pipe ends, an
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import select
@@ -146,8 +145,11 @@ def _wait_for_nodes(
             "waits longer"
         )
     errors.seek(0)
-    said = errors.read()[-_LAST_WORDS:].decode(errors="replace").strip()
-    raise DureError(f"Slurm gave no {nodes}: {said or 'salloc ended without a word'}")
+    said = errors.read()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
+    raise DureError(
+        f"Slurm gave no {nodes}: {'; '.join(said) or 'salloc ended without a word'}; [slurm] in the job says what is "
+        "asked for"
+    )
 
 
 def _give_back(process: subprocess.Popen[str], name: str, *, granted: bool) -> None:
@@ -163,7 +165,7 @@ def _give_back(process: subprocess.Popen[str], name: str, *, granted: bool) -> N
     except subprocess.TimeoutExpired:
         # By its name, as one that still waits has not told its number. Not by a signal to salloc, which, when its
         # command ends just then, waits for it for ever (22.05).
-        words = ["scancel", "--quiet", f"--name={name}", f"--user={getpass.getuser()}"]
+        words = ["scancel", "--quiet", f"--name={name}"]
         try:
             queue.call(words)
         except DureError as error:

@@ -81,9 +81,10 @@ def forget(plan: Plan, node: str, token: str) -> None:
 
 def _is_there(location: str) -> bool:
     """Whether there is a file of this name, or files below it."""
-    folder, _, name = location.rpartition("/")
-    store = open_store(folder, read_only=True)
-    return store.exists(name) or bool(store.names(name))
+    scheme, _, path = location.partition("://")
+    bucket, _, name = path.partition("/")
+    store = open_store(f"{scheme}://{bucket}", read_only=True)
+    return bool(store.names(name)) or (name != "" and store.exists(name))
 
 
 def _refuses_another(store: Store, name: str) -> bool:
