@@ -96,5 +96,6 @@ def header_of(pieces: Iterable[tuple[Place, int, int]]) -> bytes:
         entries[key] = {"dtype": code, "shape": shape, "data_offsets": [at, at + nbytes]}
         at += nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    # Up to a page: what follows can go to the disk straight from a memory of pages.
+    text += b" " * (-(len(text) + 8) % mmap.PAGESIZE)
     return len(text).to_bytes(8, "little") + text
