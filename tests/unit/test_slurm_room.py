@@ -12,6 +12,7 @@ from dure.events import Stepped, TeamFormed, encode
 from dure.job import load_job
 from dure.run_folder import RunFolder
 from dure.slurm import queue
+from dure.slurm.allocation import salloc_words
 from dure.slurm.prepare import prepare
 from dure.slurm.progress import Progress, progress_of
 from dure.slurm.queue import _APART, _read, run_in
@@ -126,6 +127,23 @@ def test_into_any_other_image_each_node_goes_by_itself(with_image, runner):
     inside = prepare(load_job(JOB, {**with_image, "cluster.runner": runner}), JOB, [], None, None)
     outside = prepare(load_job(JOB, {"storage": with_image["storage"]}), JOB, [], None, None)
     assert inside == outside
+
+
+def test_nodes_for_a_look_are_asked_for_as_the_batch_script_does_but_now_and_for_minutes(tmp_path):
+    request = asked(
+        tmp_path,
+        cluster__nodes="2", team__ranks="4", slurm__partition="'train'", slurm__account="'a b'", slurm__time="90",
+        slurm__gpus_per_node="4",
+        slurm__options="['--constraint=g5', '--mail-type=END', '--dep=singleton', '-b now', '-x n1', '--exclusive']",
+    )  # fmt: skip
+    assert salloc_words(request, "dure-1", 61)[:-3] == [
+        *("salloc", "--quiet", "--no-bell", "--job-name=dure-1", "--immediate=61", "--time=12", "--nodes=2"),
+        *("--ntasks-per-node=1", "--cpus-per-task=4", "--gres=gpu:4", "--partition=train", "--account=a b"),
+        *("--constraint=g5", "-x n1", "--exclusive"),
+    ]
+    elastic = salloc_words(asked(tmp_path, cluster__nodes="2", cluster__min_nodes="1"), "dure-1", 60)
+    assert "--nodes=1-2" in elastic
+    assert "--ntasks-per-node=1" not in elastic
 
 
 def test_slurms_answer_is_read():

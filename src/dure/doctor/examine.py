@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from dure.doctor.checks import agreement
-from dure.doctor.finding import Finding, bad, good, note
+from dure.doctor.finding import Finding, bad, good
 from dure.doctor.plan import Plan
-from dure.doctor.reach import Line, Unreached, line_to
+from dure.doctor.reach import Failed, Line, Unreached
+from dure.doctor.ways import Node
 from dure.doctor.words import HEADINGS
-from dure.hosts.remote import Host
-from dure.hosts.supervisor import known_hosts
-from dure.job import Cluster
 
-_REACH_SECONDS = 30.0
+_REACH_SECONDS = 60.0
+_ENTER_SECONDS = 300.0
+"""On a node that cannot mount an image, it is unpacked first."""
 _LOOK_SECONDS = 120.0
 _CALL_SECONDS = 60.0
 _LATE_SECONDS = 2.0
 """How long a file may take to show on another node."""
 
 T = TypeVar("T")
+Look = dict[str, Any]
+"""What a node found by itself, as `NodePart.look` tells it."""
 
 
 @dataclass(frozen=True)
@@ -44,80 +46,85 @@ class Examination:
         return tuple(node for node in self.nodes if node in failing)
 
 
-def examine(plan: Plan, cluster: Cluster, image_order: str | None = None) -> Examination:
-    """Examine the plan's hosts, or this machine when it names none; inside the image that `image_order` tells of."""
-    hosts: tuple[Host | None, ...] = known_hosts(plan.hosts, cluster.ssh) or (None,)
-    names = tuple("localhost" if host is None else host.name for host in hosts)
+def examine(plan: Plan, nodes: Sequence[Node]) -> Examination:
+    """Examine these nodes."""
+    names = tuple(node.name for node in nodes)
     token = uuid.uuid4().hex
-    # Lines are closed before the pool, whose threads may wait for an answer: Ctrl-C does not.
-    with ThreadPoolExecutor(len(hosts)) as pool, ExitStack() as open_lines:
-        lines = {}
-        for name, host in zip(names, hosts, strict=True):
-            lines[name] = line_to(host, name, cluster.python, image_order)
-            open_lines.callback(lines[name].close)
-        open_lines.callback(_hang_up, tuple(lines.values()))
-        findings = _reach(lines, pool)
-        if cluster.nodes > len(hosts):
-            findings.append(note("reach", names[0], "reach.alone", wanted=cluster.nodes, looked=len(hosts)))
-        lost = {finding.node for finding in findings if finding.level == "bad"}
-        lines = {name: line for name, line in lines.items() if name not in lost}
-
-        looks = _ask_all(
-            lines, pool, findings, lambda name, line: _look(name, line, token, plan), _LOOK_SECONDS
+    pairs: list[dict[str, Any]] = []
+    with _Conversation(nodes) as team:
+        team.each(lambda _, line: line.wait_until_ready(_REACH_SECONDS, _ENTER_SECONDS))
+        looks: dict[str, Look] = team.each(
+            lambda name, line: line.ask("look", _LOOK_SECONDS, node=name, token=token, plan=plan.to_json())
         )
-        lines = {name: line for name, line in lines.items() if name in looks}
-        findings += [Finding.from_json(raw) for look in looks.values() for raw in look["findings"]]
-        if looks:
-            findings += _side_by_side(plan, looks)
-        clocks = _ask_all(lines, pool, findings, lambda _, line: _skew(line), _REACH_SECONDS)
+        findings = [Finding.from_json(raw) for look in looks.values() for raw in look["findings"]]
+        findings += _side_by_side(plan, looks)
         if plan.several:
-            findings += agreement.clocks(clocks)
-            findings += _storage_both_ways(plan, lines, pool, findings)
-        pairs = _pairs(lines, looks, pool, findings) if plan.several else []
+            findings += agreement.clocks(team.each(lambda _, line: _skew(line)))
+            findings += _storage_both_ways(team, looks)
+            pairs = _pairs(team, looks)
         findings += agreement.connections(pairs, names)
+    findings += team.lost
     checks = list(HEADINGS["en"])
     findings.sort(key=lambda finding: (checks.index(finding.check), names.index(finding.node)))
     return Examination(names, tuple(findings), tuple(pairs))
 
 
-def _hang_up(lines: Sequence[Line]) -> None:
-    """All at once, so that none waits for another's end."""
-    for line in lines:
-        line.hang_up()
+class _Conversation:
+    """Lines to all nodes, from `with` to the end of its block; those that fall silent are let go of."""
 
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.lost: list[Finding] = []
+        """What became of those that are not heard of any more."""
+        self._nodes = nodes
+        self._lines: dict[str, Line] = {}
+        self._opened: list[Line] = []
+        self._pool = ThreadPoolExecutor(len(nodes))
 
-def _reach(lines: Mapping[str, Line], pool: ThreadPoolExecutor) -> list[Finding]:
-    def wait(name: str) -> Finding | None:
+    def __enter__(self) -> Self:
         try:
-            lines[name].wait_until_ready(_REACH_SECONDS)
-        except Unreached as error:
-            return bad("reach", name, "reach.silent", reason=str(error))
-        return None
+            for node in self._nodes:
+                self._opened.append(Line(node))
+        except BaseException:
+            self._end()
+            raise
+        self._lines = {line.node.name: line for line in self._opened}
+        return self
 
-    return [finding for finding in pool.map(wait, lines) if finding is not None]
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def each(self, ask: Callable[[str, Line], T], among: Collection[str] | None = None) -> dict[str, T]:
+        """What each node answers, all asked at once; one that does not is lost."""
+        asked = {
+            name: self._pool.submit(ask, name, line)
+            for name, line in self._lines.items()
+            if among is None or name in among
+        }
+        answers = {}
+        for name, future in asked.items():
+            try:
+                answers[name] = future.result()
+            except Unreached as error:
+                # A late answer would be taken for that to the next question.
+                self.lost.append(_lost(self._lines.pop(name), error))
+        return answers
+
+    def _end(self) -> None:
+        for line in self._opened:  # all at once, so that none waits for another's end
+            line.hang_up()
+        for line in self._opened:
+            line.close()
+        # After the lines: its threads may wait for an answer, and Ctrl-C does not.
+        self._pool.shutdown()
 
 
-def _ask_all(
-    lines: Mapping[str, Line],
-    pool: ThreadPoolExecutor,
-    findings: list[Finding],
-    ask: Callable[[str, Line], T],
-    deadline_seconds: float,
-) -> dict[str, T]:
-    """What each node answers, asked at once; one that does not is a finding."""
-    asked = {name: pool.submit(ask, name, line) for name, line in lines.items()}
-    answers = {}
-    for name, future in asked.items():
-        try:
-            answers[name] = future.result(deadline_seconds + _REACH_SECONDS)
-        except Unreached as error:
-            findings.append(bad("reach", name, "reach.silent", reason=str(error)))
-    return answers
-
-
-def _look(name: str, line: Line, token: str, plan: Plan) -> dict[str, Any]:
-    look: dict[str, Any] = line.ask("look", _LOOK_SECONDS, node=name, token=token, plan=plan.to_json())
-    return look
+def _lost(line: Line, error: Unreached) -> Finding:
+    name = line.node.name
+    if isinstance(error, Failed):
+        return bad("reach", name, "reach.failed", reason=str(error))
+    if line.goes_in:
+        return bad("image", name, "image.closed", reason=str(error))
+    return bad("reach", name, "reach.silent", reason=str(error), attempt=line.node.attempt)
 
 
 def _skew(line: Line) -> tuple[float, float]:
@@ -128,52 +135,52 @@ def _skew(line: Line) -> tuple[float, float]:
     return there - (before + after) / 2, (after - before) / 2
 
 
-def _side_by_side(plan: Plan, looks: Mapping[str, dict[str, Any]]) -> list[Finding]:
+def _side_by_side(plan: Plan, looks: Mapping[str, Look]) -> list[Finding]:
+    if not looks:
+        return []
     findings = [good("reach", name, "reach.answers") for name in looks] if plan.several else []
-    findings += agreement.same_versions({name: look["versions"] for name, look in looks.items()})
+    comparable = {name: look["versions"] for name, look in looks.items() if look["versions"] is not None}
+    findings += agreement.same_versions(comparable)
     findings += agreement.same_cpu({name: look["cpu"] for name, look in looks.items()})
     if plan.files:
         findings += agreement.same_files({name: look["digests"] for name, look in looks.items()}, plan.files)
     return findings
 
 
-def _storage_both_ways(
-    plan: Plan, lines: Mapping[str, Line], pool: ThreadPoolExecutor, findings: list[Finding]
-) -> list[Finding]:
-    """Each node reads what the others wrote."""
-    if plan.writable is None or not lines:
-        return []
-    wrote = [finding.node for finding in findings if finding.check == "read_write" and finding.level == "ok"]
-    seen = _ask_all(
-        lines,
-        pool,
-        findings,
-        lambda _, line: list(line.ask("seen", _REACH_SECONDS, writers=wrote, seconds=_LATE_SECONDS)),
-        _REACH_SECONDS,
-    )
-    return agreement.seen_both_ways(seen, wrote) if seen else []
+def _storage_both_ways(team: _Conversation, looks: Mapping[str, Look]) -> list[Finding]:
+    """Each node reads what the others wrote, wherever they did."""
+    compared: list[Finding] = []
+    for place in dict.fromkeys(place for look in looks.values() for place in look["wrote"]):
+        wrote = [name for name, look in looks.items() if place in look["wrote"]]
+        values = {"place": place, "writers": wrote, "seconds": _LATE_SECONDS}
+        seen = team.each(partial(_ask_for, "seen", values))
+        compared += agreement.seen_both_ways(seen, wrote) if seen else []
+    blind = [finding for finding in compared if finding.level == "bad"]
+    named = {finding.node for finding in blind}
+    return blind + [
+        good("both_ways", name, "both_ways.seen")
+        for name in dict.fromkeys(finding.node for finding in compared if finding.node not in named)
+    ]
 
 
-def _pairs(
-    lines: Mapping[str, Line],
-    looks: Mapping[str, dict[str, Any]],
-    pool: ThreadPoolExecutor,
-    findings: list[Finding],
-) -> list[dict[str, Any]]:
+def _ask_for(question: str, values: Mapping[str, Any], _: str, line: Line) -> Any:
+    return line.ask(question, _REACH_SECONDS, **values)
+
+
+def _pairs(team: _Conversation, looks: Mapping[str, Look]) -> list[dict[str, Any]]:
     """Every node calls every other. In each round every node calls one, and is called by one."""
-    ready = [name for name in lines if looks[name]["address"] is not None]
+    ready = [name for name, look in looks.items() if look["address"] is not None]
     pairs: list[dict[str, Any]] = []
     for distance in range(1, len(ready)):
         called = {name: ready[(place + distance) % len(ready)] for place, name in enumerate(ready)}
-
-        def call(name: str, line: Line, called: Mapping[str, str] = called) -> Sequence[dict[str, Any]]:
-            look = looks[called[name]]
-            results: Sequence[dict[str, Any]] = line.ask(
-                "call", _CALL_SECONDS, address=look["address"], ports=look["ports"]
-            )
-            return results
-
-        answers = _ask_all({name: lines[name] for name in ready}, pool, findings, call, _CALL_SECONDS)
+        answers = team.each(partial(_call, looks, called), among=ready)
         for name, results in answers.items():
             pairs += [{"from": name, "to": called[name], **result} for result in results]
     return pairs
+
+
+def _call(
+    looks: Mapping[str, Look], called: Mapping[str, str], name: str, line: Line
+) -> list[dict[str, Any]]:
+    look = looks[called[name]]
+    return list(line.ask("call", _CALL_SECONDS, address=look["address"], ports=look["ports"]))

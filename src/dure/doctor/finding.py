@@ -19,7 +19,7 @@ class Finding:
     node: str
     level: Level
     words: str
-    """Which sentence says it, and how to put it right; a key of `words.SENTENCES`."""
+    """Which sentence says it, and how to put it right; a key of `sentences.SENTENCES`."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """What the sentence is filled with."""
 

@@ -7,40 +7,64 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import IO, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
-from dure.doctor.checks import machine, names, storage, versions
+from dure.doctor.checks import bucket, machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
-from dure.doctor.finding import Finding, bad, note
+from dure.doctor.finding import Finding, bad
 from dure.doctor.plan import Plan
 from dure.image.enter import digest_inside
 
 READY = "dure-doctor-ready"
 """The first line that a node says. Whatever a login shell prints comes before it."""
+GOES_IN = "dure-doctor-goes-into-the-image"
+"""Said before it, by a part that is about to go into an image."""
 _LOOK_AGAIN_SECONDS = 0.2
+_FORGOTTEN_SECONDS = 600
+"""When nothing was asked for so long, the cable to whoever asked is out, and nobody will hang up."""
 
 
-def serve() -> None:
-    """Answer on standard output what is asked on standard input."""
+def serve(outside: Outside | None = None) -> None:
+    """Answer on standard output what is asked on standard input, until that ends, or nobody asks any more."""
+    for number in (signal.SIGALRM, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, _end)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed must not get between the answers
     print(READY, file=answers, flush=True)
-    node = NodePart()
+    node = NodePart(outside)
     try:
+        signal.alarm(_FORGOTTEN_SECONDS)
         for line in sys.stdin:
+            signal.alarm(_FORGOTTEN_SECONDS)
             question = json.loads(line)
-            _tell(answers, node.answer(question.pop("ask"), question))
+            print(json.dumps(node.answer(question.pop("ask"), question)), file=answers, flush=True)
     finally:
         node.close()
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """Not at once, but over `finally`: marks are taken away."""
+    raise SystemExit(128 + number)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """That this part looks from outside of the job's image, as it could not go in."""
+
+    why: str | None
+    """None where the checks themselves will say it."""
 
 
 class NodePart:
     """What a node knows of itself between two questions."""
 
-    def __init__(self) -> None:
+    def __init__(self, outside: Outside | None = None) -> None:
+        self._outside = outside
         self._name = ""
         self._token = ""
         self._plan = Plan()
@@ -63,25 +87,32 @@ class NodePart:
     def look(self, node: str, token: str, plan: dict[str, Any]) -> dict[str, Any]:
         """Check what can be checked here alone; leave a mark in the storage and listen, for the others to find."""
         self._name, self._token, self._plan = node, token, Plan.from_json(plan)
+        if self._outside is not None:  # what refuses to be written is the image's business
+            self._plan = replace(self._plan, refuses=())
         findings, self._address = local_findings(self._plan, node, token)
+        if self._outside is not None and self._outside.why is not None:
+            findings.append(bad("image", node, "image.closed", reason=self._outside.why))
         if self._address is not None:
             self._listener = Listener(self._address, self._plan.port)
             if self._listener.taken:
                 findings.append(bad("network", node, "network.taken", port=self._plan.port))
         return {
             "findings": [finding.to_json() for finding in findings],
-            "versions": versions.versions(),
+            "wrote": _written(self._plan, findings),
+            # Outside of the image there are others, which no rank will use.
+            "versions": versions.versions() if self._outside is None else None,
             "cpu": versions.cpu_capability(),
             "digests": versions.digests(self._plan.files) | _own_image(),
             "address": self._address,
             "ports": self._listener.ports if self._listener is not None else [],
         }
 
-    def seen(self, writers: list[str], seconds: float) -> list[str]:
+    def seen(self, place: str, writers: list[str], seconds: float) -> list[str]:
         """Whose marks are to be seen here; waits a while for those that are late, as file servers' caches are."""
+        look = bucket.seen if place == self._plan.saves else storage.seen
         deadline = time.monotonic() + seconds
         while True:
-            found = storage.seen(self._plan, self._token, writers)
+            found = look(self._plan, self._token, writers)
             if len(found) == len(writers) or time.monotonic() > deadline:
                 return found
             time.sleep(_LOOK_AGAIN_SECONDS)
@@ -94,6 +125,7 @@ class NodePart:
     def close(self) -> None:
         """Leave nothing behind."""
         storage.forget(self._plan, self._name, self._token)
+        bucket.forget(self._plan, self._name, self._token)
         if self._listener is not None:
             self._listener.close()
 
@@ -103,8 +135,7 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
     findings = []
     if plan.storage is not None:
         findings.append(storage.there(plan, node))
-    if plan.bucket is not None:
-        findings.append(note("storage", node, "storage.bucket", path=plan.bucket))
+    findings += _in_buckets(plan, node, token)
     if plan.refuses:
         findings.append(storage.refuses(plan, node))
     if plan.writable is not None:
@@ -122,11 +153,25 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
     return findings, address
 
 
+def _in_buckets(plan: Plan, node: str, token: str) -> list[Finding]:
+    findings = []
+    if plan.bucket is not None or any("://" in path for path in plan.needs):
+        findings.append(bucket.there(plan, node))
+    # A server that does not let us read would only say so again, and late.
+    readable = all(found.words in ("storage.there", "storage.lacks") for found in findings)
+    if plan.saves is not None and readable:
+        findings.append(bucket.takes(plan, node, token))
+    return findings
+
+
+def _written(plan: Plan, findings: Iterable[Finding]) -> list[str]:
+    """The places in which this node has left a mark."""
+    taken = {found.words for found in findings if found.check == "read_write" and found.level == "ok"}
+    places = {"read_write.takes": plan.writable, "read_write.puts": plan.saves}
+    return [place for words, place in places.items() if words in taken and place is not None]
+
+
 def _own_image() -> dict[str, str | None]:
     """The image that this process is in, whose file may well be out of its sight."""
     inside = digest_inside()
     return {} if inside is None else {"image": inside}
-
-
-def _tell(stream: IO[str], value: dict[str, Any]) -> None:
-    print(json.dumps(value), file=stream, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,15 +32,17 @@ class Plan:
     storage: str | None = None
     """The shared storage, where it is a folder."""
     bucket: str | None = None
-    """The shared storage, where it is none."""
+    """The shared storage, where it is a bucket."""
     needs: tuple[str, ...] = ()
-    """What must be there in it."""
+    """What must be there to be read: paths, or places in a bucket."""
     refuses: tuple[str, ...] = ()
     """What must refuse to be written."""
     writable: str | None = None
     """The folder that runs write to."""
     made_by_run: bool = False
     """Whether a run makes that folder, if it is not there yet."""
+    saves: str | None = None
+    """Where checkpoints go, where that is a bucket."""
     files: Mapping[str, str] = field(default_factory=dict)
     """What must be the same bytes on every node: its name → its path, or a module's name."""
     free_bytes: int = 0
@@ -79,13 +80,16 @@ def plan_of(
     *,
     port: int = PORT,
     run_folder: Path | None = None,
+    shared: bool = False,
     quick: bool = False,
 ) -> Plan:
     """What this job asks of its nodes. `quick`: only what makes it fail for certain.
 
-    `run_folder`: where the run will be, if that is known already.
+    `run_folder`: where the run will be, if that is known already; else in the storage, if it is `shared` with other
+    machines, as it is on several nodes.
     """
     job = loaded.job
+    shared = shared or len(hosts) > 1
     folder = None if "://" in loaded.storage else os.path.normpath(loaded.storage)
     # On one machine nobody else's data is at stake; on several the documents' picture is enforced.
     enforced = len(hosts) > 1 or job.cluster.image is not None
@@ -98,12 +102,14 @@ def plan_of(
         port=port,
         # A data factory may well make what is missing, folders too: only of several nodes is more known.
         storage=None if quick and len(hosts) < 2 and not loaded.job.model.weights else folder,
-        bucket=loaded.storage if folder is None else None,
-        needs=_needed_paths(loaded, folder, only_read=quick),
+        # A server takes its time, and a run that cannot reach it says so itself.
+        bucket=loaded.storage if folder is None and not quick else None,
+        needs=_needed_paths(loaded, folder, quick=quick),
         refuses=_read_only_paths(folder) if enforced and folder is not None else (),
-        writable=_written_folder(loaded, folder, run_folder, several=enforced),
-        # On several nodes, a folder for all runs that is missing on one of them is one that is not mounted there.
-        made_by_run=not enforced or run_folder is not None,
+        writable=_written_folder(loaded, folder, run_folder, shared=shared),
+        # A shared folder for all runs that is missing on a node is one that is not mounted there.
+        made_by_run=not shared or run_folder is not None,
+        saves=None if quick else _saves_in_bucket(loaded),
         files=_same_files(loaded, job_file),
         free_bytes=max((32 if quick else 1024) * _MIB, weights * _STATES * (job.checkpoint.keep + 1)),
         shm_bytes=max(0 if quick else _least_shared_memory(job.team.ranks), weights * job.team.ranks),
@@ -128,43 +134,60 @@ def _weights_bytes(loaded: LoadedJob) -> int:
         return 0
 
 
-def _needed_paths(loaded: LoadedJob, folder: str | None, *, only_read: bool) -> tuple[str, ...]:
+def _needed_paths(loaded: LoadedJob, folder: str | None, *, quick: bool) -> tuple[str, ...]:
     """What the job reads of the storage: weights, and what arguments of factories name.
 
-    `only_read`: not those, as a factory may make them.
+    `quick`: not those, as a factory may make them; and nothing in a bucket.
     """
-    if folder is None:
-        return ()
     job = loaded.job
-    factories = () if only_read else (job.model.args, job.data.args, job.eval.args)
-    arguments = [value for args in factories for value in args.values()]
+    factories = () if quick else (job.model.args, job.data.args, job.eval.args)
     paths = [
-        value.replace("{storage}", folder)
-        for value in arguments
+        value.replace("{storage}", loaded.storage)
+        for args in factories
+        for value in args.values()
         if isinstance(value, str) and value.startswith("{storage}")
     ]
-    if job.model.weights is not None and "://" not in job.model.weights:
-        paths.append(os.path.join(folder, job.model.weights))
-    return tuple(dict.fromkeys(map(os.path.normpath, paths)))
+    if job.model.weights is not None:
+        paths.append(_in_storage(loaded, job.model.weights))
+    plain = [path.rstrip("/") if "://" in path else os.path.normpath(path) for path in paths]
+    return tuple(dict.fromkeys(path for path in plain if not (quick and "://" in path)))
+
+
+def _in_storage(loaded: LoadedJob, path: str) -> str:
+    """A path that the job gives as one in its storage: a bucket's, or an absolute one."""
+    if "://" in path or os.path.isabs(path):
+        return path
+    return f"{loaded.storage.rstrip('/')}/{path}"
 
 
 def _read_only_paths(folder: str) -> tuple[str, ...]:
     return (folder, *(os.path.join(folder, name) for name in Layout().read_only_names()))
 
 
-def _written_folder(
-    loaded: LoadedJob, folder: str | None, run_folder: Path | None, *, several: bool
-) -> str | None:
-    """Where checkpoints go: what `checkpoint.folder` says, else into the run; on several nodes in the storage."""
+def _fixed_part(loaded: LoadedJob) -> str:
+    """`checkpoint.folder`, up to what is named by the run."""
     asked = loaded.job.checkpoint.folder.replace("{storage}", loaded.storage)
-    if "://" in asked:
-        return None
-    fixed = re.split(r"\{run\}", asked)[0]
+    return asked if "{run}" not in asked else asked.partition("{run}")[0].rpartition("/")[0]
+
+
+def _saves_in_bucket(loaded: LoadedJob) -> str | None:
+    fixed = _fixed_part(loaded)
+    return fixed if loaded.job.checkpoint.wanted and "://" in fixed else None
+
+
+def _written_folder(
+    loaded: LoadedJob, folder: str | None, run_folder: Path | None, *, shared: bool
+) -> str | None:
+    """Where checkpoints go: what `checkpoint.folder` says, else into the run; where it is shared, in the storage.
+
+    None where it is not known: a run's folder is never in a bucket.
+    """
+    fixed = _fixed_part(loaded)
     if os.path.isabs(fixed):
         return os.path.normpath(fixed)
     if run_folder is not None:
         return str(run_folder.absolute())
-    if several:
+    if shared:
         return None if folder is None else os.path.join(folder, Layout().checkpoints)
     return os.path.abspath("runs")
 
@@ -187,6 +210,6 @@ def _same_files(loaded: LoadedJob, job_file: Path | None) -> dict[str, str]:
         script = os.path.join(os.path.normpath(loaded.storage), Layout().script)
         if os.path.exists(script):
             files["script"] = script
-        if job.cluster.image is not None:
-            files["image"] = os.path.normpath(os.path.join(loaded.storage, job.cluster.image))
+    if job.cluster.image is not None:
+        files["image"] = os.path.normpath(_in_storage(loaded, job.cluster.image))
     return files

@@ -1,4 +1,4 @@
-"""A line to each node: the doctor's part is started there, here or over ssh, and asked."""
+"""A line to a node: the doctor's part is started there, by whatever command reaches it, and asked."""
 
 from __future__ import annotations
 
@@ -6,35 +6,43 @@ import contextlib
 import json
 import os
 import queue
+import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from typing import IO, Any
 
-from dure.doctor.node import READY
+from dure.doctor.node import GOES_IN, READY
+from dure.doctor.ways import Node
 from dure.errors import DureError
-from dure.hosts.remote import Host
 
 _END_SECONDS = 5.0
 _LAST_WORDS = 400
+_AFTERMATH = re.compile(r"srun: error: \S+: tasks? .*: (Exited with exit code|Terminated|Killed)")
+"""What srun says after the task itself has said why."""
 
 
 class Unreached(DureError):
     """A node did not answer; says what it said instead."""
 
 
+class Failed(Unreached):
+    """A node answered that it could not do what it was asked to."""
+
+
 class Line:
     """A conversation with one node."""
 
-    def __init__(self, node: str, command: Sequence[str]) -> None:
-        """Start `command`, which must become the doctor's part on `node`."""
+    def __init__(self, node: Node) -> None:
+        """Start the node's part."""
         self.node = node
+        self.goes_in = False
+        """Whether it was last heard of on its way into the image."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the line)
         self._process = subprocess.Popen(
-            command,
+            node.command,
+            env=node.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -45,29 +53,35 @@ class Line:
         self._said: queue.Queue[str | None] = queue.Queue()
         assert self._process.stdout is not None
         threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        if node.order is not None:
+            with contextlib.suppress(OSError):  # it has ended; waiting for it says so
+                self._say(node.order)
 
-    def wait_until_ready(self, deadline_seconds: float) -> None:
-        """Wait for the node's first line; skip what a login shell prints."""
-        deadline = time.monotonic() + deadline_seconds
-        while self._next(deadline, deadline_seconds) != READY:
-            pass
+    def wait_until_ready(self, reach_seconds: float, enter_seconds: float) -> None:
+        """Wait for the node's first line, which may take longer once it goes into an image; skip what a login shell
+        prints."""
+        seconds = reach_seconds
+        deadline = time.monotonic() + seconds
+        while (said := self._next(deadline, seconds)) != READY:
+            if said == GOES_IN:
+                self.goes_in, seconds = True, enter_seconds
+                deadline = time.monotonic() + seconds
+        self.goes_in = False
 
     def ask(self, question: str, deadline_seconds: float, **values: Any) -> Any:
         """The answer to a question; raises Unreached when there is none in time."""
         try:
-            self.say(json.dumps({"ask": question, **values}))
+            self._say(json.dumps({"ask": question, **values}))
         except OSError:
             raise Unreached(self._why("hung up")) from None
-        reply = json.loads(self._next(time.monotonic() + deadline_seconds, deadline_seconds))
+        said = self._next(time.monotonic() + deadline_seconds, deadline_seconds)
+        try:
+            reply = json.loads(said)
+        except ValueError:
+            raise Unreached(f"says {said[:_LAST_WORDS]!r}, which is no answer") from None
         if "error" in reply:
-            raise Unreached(str(reply["error"]))
+            raise Failed(str(reply["error"]))
         return reply["answer"]
-
-    def say(self, text: str) -> None:
-        """Send one line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{text}\n")
-        self._process.stdin.flush()
 
     def hang_up(self) -> None:
         """Say no more: the node's part takes its marks away, and ends."""
@@ -77,12 +91,19 @@ class Line:
     def close(self) -> None:
         """End the conversation."""
         self.hang_up()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_END_SECONDS)
+        for end in (None, self._process.terminate, self._process.kill):
+            # srun that is asked to end ends what it started; killed at once, it would leave it.
+            if end is not None:
+                end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+                break
         self._errors.close()
+
+    def _say(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{text}\n")
+        self._process.stdin.flush()
 
     def _read(self, stream: IO[str]) -> None:
         with stream:
@@ -101,26 +122,9 @@ class Line:
         return line
 
     def _why(self, what: str) -> str:
-        """What happened, with the last words of ssh or of Python."""
+        """What happened, with the last words of ssh, of srun or of Python."""
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - _LAST_WORDS))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f"{what}: {lines[-1]}" if lines else what
-
-
-def line_to(host: Host | None, node: str, python: str | None, image_order: str | None = None) -> Line:
-    """Start the doctor's part on a host (None: here), in an image if there is an order to go into one."""
-    part = [(None if host is None else python) or sys.executable, "-m", "dure", "doctor"]
-    part.append("--serve" if image_order is None else "--serve-inside")
-    line = Line(node, part if host is None else _on_host(host, part))
-    if image_order is not None:
-        with contextlib.suppress(OSError):  # it has ended; waiting for it says so
-            line.say(image_order)
-    return line
-
-
-def _on_host(host: Host, part: list[str]) -> list[str]:
-    # The same code at the same path, where it is told by the environment: what differs there is for the checks.
-    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if paths else os.environ
-    return host.command(part, "/", environment)
+        telling = [line for line in lines if not _AFTERMATH.match(line)] or lines
+        return f"{what}: {telling[-1]}" if telling else what

@@ -1,26 +1,16 @@
-"""The doctor's command: examine, show, and fail when something is wrong."""
+"""What was found, for programs and for people."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from dure.doctor.checks.storage import MARK
-from dure.doctor.examine import Examination, examine
+from dure.doctor.examine import Examination
 from dure.doctor.finding import Finding
-from dure.doctor.inside import order_of
-from dure.doctor.plan import plan_of, plan_without_job
 from dure.doctor.words import HEADINGS, TITLES, fix_of, value_of
-from dure.errors import PreflightFailed, UsageError
-from dure.job import Cluster, load_job, parse_settings
-from dure.language import Language, chosen_language
+from dure.language import Language
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,53 +19,6 @@ _LOG_WIDTH = 120
 _MOST_IN_MATRIX = 16
 _SIGNS = {"ok": "✓", "bad": "✗", "info": "·"}
 _STYLES = {"ok": "green", "bad": "bold red", "info": "dim"}
-
-
-def run_doctor(
-    job: Path | None,
-    hosts: str | None,
-    settings: Sequence[str],
-    *,
-    port: int,
-    as_json: bool,
-    lang: str | None,
-) -> None:
-    """Examine the nodes of a job, print what was found, and raise PreflightFailed if anything is wrong."""
-    language = chosen_language(lang)
-    image_order = None
-    if job is None:
-        if settings:
-            raise UsageError("--set changes a job; name the job file too")
-        cluster = _cluster_of(hosts)
-        plan = plan_without_job(cluster.hosts, port=port)
-    else:
-        loaded = load_job(job, parse_settings(settings), hosts=hosts)
-        cluster = loaded.job.cluster
-        run_folder = None
-        if cluster.image is not None:
-            run_folder = Path(loaded.storage, "checkpoints", f"{MARK}{uuid.uuid4().hex[:8]}")
-            image_order = order_of(loaded, job.absolute(), run_folder)
-        plan = plan_of(loaded, job, cluster.hosts, port=port, run_folder=run_folder)
-    found = examine(plan, cluster, image_order)
-    if as_json:
-        print(json.dumps(as_object(found, language)))
-    else:
-        show(found, language)
-    if found.bad_nodes:
-        bad = [finding for finding in found.findings if finding.level == "bad"]
-        checks = ", ".join(dict.fromkeys(HEADINGS[language][finding.check] for finding in bad))
-        raise PreflightFailed(
-            TITLES[language]["failed"].format(nodes=", ".join(found.bad_nodes), checks=checks)
-        )
-
-
-def _cluster_of(hosts: str | None) -> Cluster:
-    """The nodes that the command line names, checked as a job's are."""
-    names = [name.strip() for name in (hosts or "").split(",") if name.strip()]
-    try:
-        return Cluster(nodes=max(1, len(names)), hosts=tuple(names))
-    except ValidationError as error:
-        raise UsageError(f"--hosts {hosts}: {error.errors()[0]['ctx']['error']}") from None
 
 
 def as_object(found: Examination, language: Language) -> dict[str, Any]:
@@ -137,9 +80,9 @@ def _table(found: Examination, language: Language) -> Table:
 
 def _alike(findings: Sequence[Finding], language: Language) -> list[tuple[list[str], Finding]]:
     """Findings that say the same of several nodes, together."""
-    groups: dict[tuple[str, str], tuple[list[str], Finding]] = {}
+    groups: dict[tuple[str, str, str], tuple[list[str], Finding]] = {}
     for finding in findings:
-        key = (finding.level, value_of(finding, language))
+        key = (finding.level, value_of(finding, language), fix_of(finding, language))
         groups.setdefault(key, ([], finding))[0].append(finding.node)
     return list(groups.values())
 

@@ -23,7 +23,7 @@ def prepare(
 ) -> Request:
     """What `dure submit JOB` asks of Slurm, with the options that it was given."""
     job = job.absolute()
-    by_slurm = _slurm_runs_the_image(loaded)
+    by_slurm = slurm_runs_the_image(loaded)
     # This interpreter, by its path: what a login shell would find on a node may be another one.
     interpreter = PYTHON if by_slurm else sys.executable
     options = [f"--set={setting}" for setting in settings]
@@ -38,7 +38,7 @@ def prepare(
     )
 
 
-def _slurm_runs_the_image(loaded: LoadedJob) -> bool:
+def slurm_runs_the_image(loaded: LoadedJob) -> bool:
     """Whether srun is told of the image; any other runner is started on each node, by `dure train` itself."""
     cluster = loaded.job.cluster
     if cluster.image is None or cluster.runner not in ("pyxis", "auto"):
@@ -56,11 +56,20 @@ def _has_pyxis() -> bool:
 
 def _pyxis(loaded: LoadedJob, job: Path, run_dir: Path | None) -> list[str]:
     """The options of srun that run the job's image; all that is wrong with its mounts is refused here."""
-    image = image_of(loaded)
-    assert image is not None
     # The run's folder is mounted, and is named by a number that only the script will know.
     number = uuid.uuid4().hex
     run = run_dir or loaded.run_in_storage(number)
+    options = pyxis_with(loaded, job, run.absolute())
+    return [option.replace(number, variable("job")) for option in options]
+
+
+def pyxis_with(loaded: LoadedJob, job: Path, run: Path, *, of_any_run: bool = False) -> list[str]:
+    """The options of srun that run the job's image with the mounts of a run in this folder.
+
+    With `of_any_run`, `run` is the folder that runs are made in.
+    """
+    image = image_of(loaded)
+    assert image is not None
     digest = recorded(image) or digest_of(image)
-    place = place_of(loaded, run.absolute(), digest=digest, job_file=job, environ={})
-    return [option.replace(number, variable("job")) for option in pyxis_options(place)]
+    place = place_of(loaded, run, digest=digest, job_file=job, environ={}, of_any_run=of_any_run)
+    return pyxis_options(place)

@@ -40,9 +40,14 @@ class Queued:
     """The run's folder; None for a job that is not ours."""
 
 
+def has(command: str) -> bool:
+    """Whether one of Slurm's commands is here."""
+    return shutil.which(command) is not None
+
+
 def need(command: str) -> None:
     """Refuse to go on without one of Slurm's commands."""
-    if shutil.which(command) is None:
+    if not has(command):
         raise UsageError(
             f"there is no {command} here; run this where Slurm's commands are, such as on the cluster's login node. "
             "`dure submit --dry-run` prints the batch script anywhere"
@@ -101,15 +106,18 @@ def story_of(job_id: int) -> Story:
     return Story(int(requeued[1]) if requeued else 0, int(ended[1]) if ended else None)
 
 
-def submit(text: str) -> int:
-    """Hand a batch script to Slurm; returns the job's number."""
-    # Inside a job of Slurm, that job's own variables would come along and be taken for the new one's.
-    inherited = {
+def outside_environment() -> dict[str, str]:
+    """The environment without what says which job of Slurm this process is in: it would be taken for a new one's."""
+    return {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("SLURM_") or name in ("SLURM_CONF", "SLURM_CLUSTERS")
     }
-    done = call(["sbatch", "--parsable"], stdin=text, environment=inherited)
+
+
+def submit(text: str) -> int:
+    """Hand a batch script to Slurm; returns the job's number."""
+    done = call(["sbatch", "--parsable"], stdin=text, environment=outside_environment())
     answer = re.match(r"([0-9]+)(;|$)", done.stdout.strip())
     if done.returncode != 0 or answer is None:
         raise UsageError(f"Slurm refused the job: {(done.stderr or done.stdout).strip()}")

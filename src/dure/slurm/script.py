@@ -11,6 +11,13 @@ SAVE_AND_QUEUE, SAVE_AND_END = "USR1", "USR2"
 """What the script does when its shell gets these signals."""
 MARK_RUN, MARK_RUNS = "dure run=", "dure runs="
 """Begin the comment of a job of ours; then come the run's folder, or what is its folder when the job's id is added."""
+FIRST_PORT, PORTS = 20000, 10000
+"""A job's port is the first and its number, modulo so many: below those that the kernel gives to anyone."""
+
+
+def port_of(job_id: int) -> int:
+    """The port that belongs to a job."""
+    return FIRST_PORT + job_id % PORTS
 
 
 def script(request: Request) -> str:
@@ -21,7 +28,12 @@ def script(request: Request) -> str:
     parts = [
         f"#!/bin/bash\n{_heading(request)}",
         "\n".join(_sbatch_lines(request)),
-        _PREPARE.format(run=_run(request), requeues=request.requeues if request.resumable else 0),
+        _PREPARE.format(
+            run=_run(request),
+            requeues=request.requeues if request.resumable else 0,
+            first_port=FIRST_PORT,
+            ports=PORTS,
+        ),
         *([_BUDGET, _SIGNALS] if request.resumable else []),
         _LEADER,
         *([f"{step} &{_AWAIT}", _END] if request.resumable else [step]),
@@ -140,7 +152,7 @@ requeues={requeues}
 attempt=${{SLURM_RESTART_COUNT:-0}}
 nodes=$SLURM_JOB_NUM_NODES
 # A port that belongs to the job, below those that the kernel gives to anyone.
-port=$((20000 + job % 10000))
+port=$(({first_port} + job % {ports}))
 
 say() {{ printf 'dure: %s\\n' "$*" >&2; }}
 """

@@ -19,7 +19,7 @@ def host_name(plan: Plan, node: str) -> Finding:
             address = socket.gethostbyname(name)
         except OSError:
             return bad("name", node, "name.unknown", name=name)
-        if ipaddress.ip_address(address).is_loopback:
+        if ipaddress.ip_address(address).is_loopback and not _all_on_one_machine(plan):
             return bad("name", node, "name.loopback", name=name, address=address)
     return good("name", node, "name.found", name=own, address=socket.gethostbyname(own))
 
@@ -33,10 +33,14 @@ def interface(plan: Plan, node: str) -> tuple[Finding, str | None]:
         values = {"wanted": plan.interface or "-", "reason": str(error), "there": there}
         words = "interface.missing" if plan.interface is not None else "interface.none"
         return bad("interface", node, words, **values), None
-    # Whoever writes 127.0.0.1 itself has all nodes on this machine.
-    if ipaddress.ip_address(address).is_loopback and not plan.hosts[0].startswith("127."):
+    if ipaddress.ip_address(address).is_loopback and not _all_on_one_machine(plan):
         return bad("interface", node, "interface.loopback", name=name, address=address, there=there), None
     return good("interface", node, "interface.chosen", name=name, address=address), address
+
+
+def _all_on_one_machine(plan: Plan) -> bool:
+    """Whoever writes 127.0.0.1 itself for the leader says so."""
+    return plan.hosts[0].startswith("127.")
 
 
 def _without_user(host: str) -> str:

@@ -41,7 +41,8 @@ class Listener:
             one.close()
 
     def _listen(self, address: str, port: int) -> socket.socket:
-        listener = socket.create_server((address, port))
+        # Two nodes of a test may be one machine: those that look must not be in each other's way.
+        listener = socket.create_server((address, port), reuse_port=True)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
 

@@ -23,7 +23,7 @@ def there(plan: Plan, node: str) -> Finding:
     assert plan.storage is not None
     if not os.path.isdir(plan.storage):
         return bad("storage", node, "storage.gone", path=plan.storage)
-    missing = [path for path in plan.needs if not os.path.exists(path)]
+    missing = [path for path in plan.needs if "://" not in path and not os.path.exists(path)]
     if missing:
         return bad("storage", node, "storage.empty", path=plan.storage, missing=", ".join(missing))
     return good("storage", node, "storage.there", path=plan.storage)
@@ -39,8 +39,7 @@ def refuses(plan: Plan, node: str) -> Finding:
 
 def takes(plan: Plan, node: str, token: str) -> Finding:
     """Whether the folder that runs write to takes write, fsync and rename. The file stays until `forget`."""
-    assert plan.writable is not None
-    folder = _existing(plan) if plan.made_by_run else plan.writable
+    folder = _marked(plan)
     try:
         write_whole(_mark(folder, token, node), token)
     except OSError as error:
@@ -56,13 +55,13 @@ def takes(plan: Plan, node: str, token: str) -> Finding:
 
 def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
     """Of the nodes that wrote, those whose file this node can read."""
-    assert plan.writable is not None
+    folder = _marked(plan)
     with contextlib.suppress(OSError):
-        os.listdir(plan.writable)  # a client of NFS looks again
+        os.listdir(folder)  # a client of NFS looks again
     found = []
     for writer in writers:
         with contextlib.suppress(OSError):
-            if _mark(plan.writable, token, writer).read_text() == token:
+            if _mark(folder, token, writer).read_text() == token:
                 found.append(writer)
     return found
 
@@ -70,9 +69,8 @@ def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
 def forget(plan: Plan, node: str, token: str) -> None:
     """Remove what `takes` wrote."""
     if plan.writable is not None:
-        for folder in {plan.writable, _existing(plan)}:
-            with contextlib.suppress(OSError):
-                _mark(folder, token, node).unlink()
+        with contextlib.suppress(OSError):
+            _mark(_marked(plan), token, node).unlink()
 
 
 def space(plan: Plan, node: str) -> list[Finding]:
@@ -95,6 +93,12 @@ def space(plan: Plan, node: str) -> list[Finding]:
 def _free(folder: str) -> int:
     about = os.statvfs(folder)
     return about.f_bavail * about.f_frsize
+
+
+def _marked(plan: Plan) -> str:
+    """Where marks are left: in the folder that runs write to, or in the nearest above it if a run will make it."""
+    assert plan.writable is not None
+    return _existing(plan) if plan.made_by_run else plan.writable
 
 
 def _existing(plan: Plan) -> str:
