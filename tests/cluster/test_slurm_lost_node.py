@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
+from leftovers import all_gone
 from processes import find, kill_with_children
 from slurm import SlurmCluster, why_not_here
 from test_slurm_submit import JOB, slurm_waits, step_of, undisturbed  # noqa: F401
@@ -32,8 +32,7 @@ def lose(cluster, name):
     assert {"slurmd", "slurmstepd"} <= {process.name() for process in lost}
     kill_with_children(lost)
     cluster.daemon(name).wait(30)
-    _, alive = psutil.wait_procs(lost, timeout=300)
-    assert alive == []
+    all_gone(lost)
 
 
 def submitted_job(tmp_path, monkeypatch, *settings):
