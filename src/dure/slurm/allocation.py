@@ -147,7 +147,7 @@ def _wait_for_nodes(
     errors.seek(0)
     said = errors.read()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
     raise DureError(
-        f"Slurm gave no {nodes}: {'; '.join(said) or 'salloc ended without a word'}; [slurm] in the job says what is "
+        f"Slurm refused {nodes}: {'; '.join(said) or 'salloc ended without a word'}; [slurm] in the job says what is "
         "asked for"
     )
 
