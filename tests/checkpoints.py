@@ -2,10 +2,11 @@
 
 import torch
 
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import newest_state
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import Saver
-from dure.checkpoint.state import Share, capture
+from dure.checkpoint.state import Share
 from dure.exchange.group import Group
 
 ALONE = Group(None, 0, 1)
@@ -27,13 +28,8 @@ class SmallRun:
             for parameter in self.module.parameters():
                 parameter.fill_(step)
                 parameter.grad = torch.full_like(parameter, step)
-        state = capture(
-            self.module,
-            self.optimizer,
-            None,
-            {"step": step, "line": self.line, "saved_at": "", "recipe_words": {}, **facts},
-            Share(0, 1),
-        )
+        told = {"step": step, "line": self.line, "saved_at": "", "recipe_words": {}, **facts}
+        state = Capture(self.module, self.optimizer, None).take(told, Share(0, 1))
         self.saver.begin(state)
         assert self.saver.wait()
         return self.outcomes[-1]

@@ -26,7 +26,7 @@ class Ended:
         return json.loads(self.out.splitlines()[-1])
 
 
-def dure(*arguments, cwd=None, deadline_seconds=100, **env):
+def dure(*arguments, cwd=None, deadline_seconds=500, **env):
     """Run the command line in a process of its own."""
     ran = subprocess.run(
         [sys.executable, "-m", "dure", *map(str, arguments)],

@@ -6,6 +6,14 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples every time, and no limit to how long one takes: whether a change lands must not depend on dice or on
+# how busy a machine is. `pytest --hypothesis-profile=default` goes and looks for new ones.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 # A shell starts what it puts in the background with Ctrl-C ignored, nohup what it starts with hanging up ignored, and
 # children inherit that. Tests of these signals need them obeyed, as they are in a terminal.
@@ -29,7 +37,7 @@ def storage(tmp_path_factory):
 def script_alone(storage):
     """The fingerprint that `python ddp.py` ends with: one rank, which nobody launched."""
     ran = subprocess.run(
-        [sys.executable, storage / "ddp.py"], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, storage / "ddp.py"], capture_output=True, text=True, timeout=500, check=False
     )
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"epoch 0: loss 0\.\d+", ran.stdout)

@@ -16,6 +16,7 @@ from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
 from dure.image.commands import image
 from dure.lab.commands import lab
+from dure.say import say
 from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def drill(
         ranks=loaded.job.team.ranks,
         seed=seed,
         settings=settings or [],
-        say=lambda text: print(f"dure: drill: {text}", file=sys.stderr, flush=True),
+        say=lambda text: say(f"drill: {text}"),
     )
     print_figures(room, figures, as_json)
     if any(fault["same_bits"] is False for fault in figures["faults"]):
@@ -294,7 +295,7 @@ def main() -> None:
 
 
 def _fail(error: DureError) -> NoReturn:
-    print(f"dure: {error}", file=sys.stderr)
+    say(str(error))
     sys.exit(error.exit_code)
 
 

@@ -7,7 +7,6 @@ writes. When the disk refuses, training goes on, the loss is counted, and the ru
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections import deque
@@ -15,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from dure.say import say
 
 VERSION = 1
 """Of the schema below; readers refuse a newer one."""
@@ -257,10 +258,7 @@ class Recorder:
             except OSError as error:
                 self.lost += len(batch)
                 if not told:
-                    print(
-                        f"dure: cannot record events in {self.path}: {error}; training goes on",
-                        file=sys.stderr,
-                    )
+                    say(f"cannot record events in {self.path}: {error}; training goes on")
                 told = True
             if asked:
                 self._idle.set()

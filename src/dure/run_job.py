@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from dure.launch.team import forget_last_run, record_restart
 from dure.report import in_words, summarize
 from dure.results import RankResult
 from dure.run_folder import RunFolder
+from dure.say import say
 
 if TYPE_CHECKING:
     from dure.launch.nodes.messages import Team
@@ -77,11 +77,11 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
             results = _launch(loaded, folder, language, start.port, None)
         else:
             stop = held.enter_context(StopSignals())
-            joined = held.enter_context(join(nodes, choose_run, _say, stop.check))
+            joined = held.enter_context(join(nodes, choose_run, say, stop.check))
             folder = RunFolder(joined.run)
             results = _launch(loaded, folder, language, start.port, joined)
             if not nodes.leads:
-                _say(
+                say(
                     f"node {nodes.node} is done; the leader, {nodes.leader}, has the summary: {folder.summary}"
                 )
                 return
@@ -104,7 +104,7 @@ def _summarize(
     try:
         write_whole(folder.summary, text)
     except OSError as error:
-        _say(f"cannot write {folder.summary}: {error}")
+        say(f"cannot write {folder.summary}: {error}")
     print(text if as_json else in_words(summary, language))
 
 
@@ -156,11 +156,11 @@ def run_script_on_nodes(
     target: str, argv: list[str], folder: RunFolder, nodes: Nodes, *, module: bool, cold: bool
 ) -> int:
     """This node's ranks of a script that runs on several; every node keeps its own logs."""
-    with StopSignals() as stop, join(nodes, lambda: folder.path, _say, stop.check) as joined:
+    with StopSignals() as stop, join(nodes, lambda: folder.path, say, stop.check) as joined:
 
         def tell(formed: Team) -> None:
             if nodes.leads:
-                _say(formed.in_words())
+                say(formed.in_words())
 
         return run_script(
             target,
@@ -220,7 +220,7 @@ def _preflight(loaded: LoadedJob, start: Start, nodes: Nodes | None, language: L
         refuse_bad(findings, language)
     for finding in findings:
         if finding.level == "bad":
-            _say(in_one_line(finding, language))
+            say(in_one_line(finding, language))
 
 
 def _launch(
@@ -230,7 +230,7 @@ def _launch(
 
     def ask_to_stop(signal_name: str) -> None:
         folder.stop.touch()
-        _say(f"{signal_name}: stops after this step and saves; once more stops at once")
+        say(f"{signal_name}: stops after this step and saves; once more stops at once")
 
     leads = joined is None or joined.leader is not None
     display = Display(folder, team.ranks * loaded.job.cluster.nodes, language) if leads else None
@@ -324,10 +324,6 @@ def _named_by_time(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def _say(text: str) -> None:
-    print(f"dure: {text}", file=sys.stderr, flush=True)
-
-
 def _set_aside(folder: RunFolder) -> None:
     """Move an earlier run out of the way; nothing is deleted."""
     path = folder.path
@@ -339,7 +335,7 @@ def _set_aside(folder: RunFolder) -> None:
             path.rename(aside)
         except OSError as error:
             raise UsageError(f"cannot move the earlier run {path} to {aside}: {error.strerror}") from None
-    _say(f"the earlier run is in {aside} now")
+    say(f"the earlier run is in {aside} now")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ its start: every element stays where it was, in the body or among the last few.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -32,6 +31,7 @@ from dure.exchange.handover import (
     whole_bytes,
 )
 from dure.exchange.outbox import GatheredBoxes, Outboxes, SharedBoxes
+from dure.say import say
 
 SMALL_BYTES = 16 * 1024
 """A smaller parameter is not cut: it belongs to the rank that has the least so far."""
@@ -265,10 +265,7 @@ def _on_all_or_none(group: Group, make: Callable[[], _Shared]) -> _Shared | None
         made.close()
     if group.rank == 0:
         rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
-        print(
-            f"dure: rank {rank} cannot share memory ({why}); updated weights are copied, same bits",
-            file=sys.stderr,
-        )
+        say(f"rank {rank} cannot share memory ({why}); updated weights are copied, same bits")
     return None
 
 

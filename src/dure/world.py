@@ -14,7 +14,6 @@ meant, and a wrong guess would hang, or train several models: that is an error, 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dure.errors import UsageError
+from dure.slurm_lists import expand_counts, expand_hosts
 
 Launcher = Literal["dure", "torchrun", "srun", "hand", "alone"]
 
@@ -36,8 +36,6 @@ ARGUMENT_OF = {"RANK": "--rank", "WORLD_SIZE": "--world-size"} | dict.fromkeys(M
 
 # The steps of Slurm itself have numbers from here up: the batch script's, the shell's that salloc opens.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-# Slurm's own limit of a node list; more than that is a typing error that would fill the memory.
-MOST_HOSTS = 65536
 
 
 @dataclass(frozen=True)
@@ -112,38 +110,6 @@ def read_world(
     if settings:
         return _world_of_settings(settings, environ)
     return _alone()
-
-
-def expand_hosts(text: str) -> list[str]:
-    """The hosts of a node list as Slurm writes it: `node[0-3,7]`, `rack[1-2]n[08-10],login`.
-
-    Done here because `scontrol show hostnames` is missing inside many containers.
-    """
-    hosts: list[str] = []
-    for item in re.split(r",(?![^\[]*\])", text):
-        if not re.fullmatch(r"[^\s,\[\]]*(?:\[[\d,-]+\][^\s,\[\]]*)*", item) or not item:
-            raise _not_a_list(text)
-        # Text and bracketed parts by turns: text first, then what is inside brackets.
-        pieces = re.split(r"\[([^\]]*)\]", item)
-        choices = [[piece] for piece in pieces]
-        for index in range(1, len(pieces), 2):
-            choices[index] = _expand_numbers(pieces[index], text)
-        names = ("".join(choice) for choice in itertools.product(*choices))
-        hosts += itertools.islice(names, MOST_HOSTS + 1 - len(hosts))
-        if len(hosts) > MOST_HOSTS:
-            raise _not_a_list(text)
-    return hosts
-
-
-def expand_counts(text: str) -> list[int]:
-    """The tasks on each node as Slurm writes them: `2(x3),1` is 2, 2, 2, 1."""
-    counts: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"([1-9][0-9]{,17})(?:\(x([1-9][0-9]{,17})\))?", item)
-        if match is None or int(match[2] or 1) > MOST_HOSTS - len(counts):
-            raise _not_a_list(text)
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
 
 
 @dataclass(frozen=True)
@@ -377,25 +343,3 @@ def _world_of_step(step: _Step, settings: Mapping[str, _Setting]) -> World:
         port = settings["MASTER_PORT"].number(1, 65535)
     place = (step.rank, step.size, step.local_rank, step.local_size, step.node, len(step.hosts))
     return World(*place, host, port, "srun", run_id=f"slurm-{step.job_id}.{step.step_id}")
-
-
-def _expand_numbers(text: str, whole: str) -> list[str]:
-    """The inside of a bracket: `08-10,12` is 08, 09, 10, 12."""
-    numbers: list[str] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
-        if match is None:
-            raise _not_a_list(whole)
-        low, high = int(match[1]), int(match[2] or match[1])
-        if not low <= high < low + MOST_HOSTS - len(numbers):
-            raise _not_a_list(whole)
-        numbers += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
-    return numbers
-
-
-def _not_a_list(text: str) -> UsageError:
-    return UsageError(
-        f"{text!r} is not a list as Slurm writes it, of at most {MOST_HOSTS} nodes (SLURM_STEP_NODELIST, "
-        "SLURM_STEP_TASKS_PER_NODE); start this with srun again, or unset SLURM_STEP_NUM_TASKS and give "
-        "--rank, --world-size and --master."
-    )

@@ -15,6 +15,6 @@ def why_no_image_here() -> str | None:
         return f"{', '.join(missing)} not installed (squashfs-tools, bubblewrap)"
     tried = subprocess.run(
         ["bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--proc", "/proc", "--dev", "/dev", "true"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return None if tried.returncode == 0 else f"bubblewrap does not work here: {tried.stderr.strip()}"

@@ -1,5 +1,6 @@
 """What the tests of several nodes share: a job on a lab's storage, its commands, and waiting for what happens."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
+from leftovers import wait_until
 
 HERE = Path(__file__).parent
 JOB = """
@@ -75,12 +79,12 @@ class Started:
     def said(self):
         return self.err.read_text(errors="replace")
 
-    def summary(self, deadline_seconds=120):
+    def summary(self, deadline_seconds=400):
         """What it printed on standard output, when it has ended well."""
         assert self.process.wait(deadline_seconds) == 0, self.said
         return json.loads(self.out.read_text())
 
-    def says(self, words, deadline_seconds=60, after=0):
+    def says(self, words, deadline_seconds=240, after=0):
         """Wait until it has said these words (behind the first `after` characters); returns when, and how much."""
         deadline = time.monotonic() + deadline_seconds
         while True:
@@ -92,10 +96,22 @@ class Started:
             assert time.monotonic() < deadline, f"no {words!r} within {deadline_seconds} s:\n{self.said}"
             time.sleep(0.05)
 
+    def agent(self):
+        """The process of `dure train` itself, which the lab's way into the place has started."""
+
+        def find():
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "train" in process.cmdline():
+                        return process
+            return None
+
+        return wait_until(find, "the agent's process")
+
     def end(self):
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 def furthest_step(run):
@@ -106,7 +122,7 @@ def furthest_step(run):
     return steps[-1] if steps else -1
 
 
-def wait_for_step(run, step, started, deadline_seconds=90):
+def wait_for_step(run, step, started, deadline_seconds=240):
     """Wait until the run has done a step."""
     deadline = time.monotonic() + deadline_seconds
     while furthest_step(run) < step:

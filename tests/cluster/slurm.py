@@ -11,6 +11,7 @@ Network, process ids and /dev/shm are shared: the nodes are two names for one ma
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -39,9 +40,9 @@ ENDED = frozenset(
 )
 """Job states that nothing follows. A requeued job is PENDING again, and is not among them."""
 
-START_SECONDS = 60.0
-STOP_SECONDS = 20.0
-COMMAND_SECONDS = 60.0
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+COMMAND_SECONDS = 240.0
 
 CONFIGURATION = Path(__file__).with_name("slurm.conf.template")
 
@@ -70,7 +71,7 @@ def why_not_here() -> str | None:
     if missing:
         return f"not installed: {', '.join(missing)} (tools/system-packages installs slurm-wlm and munge)"
     allowed = subprocess.run(
-        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, timeout=10, check=False
+        ["unshare", "--mount", "--uts", "true"], capture_output=True, text=True, timeout=60, check=False
     )
     if allowed.returncode != 0:
         return f"this machine refuses mount and UTS namespaces: {allowed.stderr.strip()}"
@@ -316,6 +317,7 @@ class SlurmCluster:
             CONFIGURATION.read_text().format(
                 host=socket.gethostname().split(".")[0],
                 control_port=control_port,
+                first_job=random.randrange(1, 50_000),
                 folder=self.folder,
                 nodes=nodes,
             )

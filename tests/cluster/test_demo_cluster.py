@@ -17,7 +17,6 @@ if not (ROOT / ".venv" / "bin" / "dure").exists():
 
 @pytest.mark.soak
 @pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
-@pytest.mark.timeout(300)
 def test_the_documents_picture_gives_the_weights_of_one_rank(image, tmp_path):
     ran = subprocess.run(
         [ROOT / "tools" / "demo-cluster", "--set", "train.epochs=1"],

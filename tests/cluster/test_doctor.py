@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import dure
+from leftovers import wait_until
 
 from dure.lab import Lab, why_not_here
 
@@ -46,7 +47,7 @@ def lab(tmp_path_factory):
 
 def run(lab, place, *command):
     return subprocess.run(
-        lab.command(place, command), capture_output=True, text=True, timeout=100, check=False, cwd="/"
+        lab.command(place, command), capture_output=True, text=True, timeout=300, check=False, cwd="/"
     )
 
 
@@ -62,6 +63,7 @@ def wrong(lab, node, script, undo):
     try:
         yield
     finally:
+        nobody_is_left(lab, node)  # who would keep what is to be taken away busy
         inject(lab, node, undo)
 
 
@@ -74,6 +76,16 @@ def doctor(lab, *options, place="login"):
     assert found["ok"] is (done.returncode == 0)
     assert done.returncode in (0, 4), done.stderr
     return found, done.stderr
+
+
+def nobody_is_left(lab, node):
+    """The doctor's part on a node has ended; over ssh, that is a moment after it is hung up on."""
+    wait_until(lambda: "doctor --serve" not in run(lab, node, "ps", "-e", "-o", "args").stdout)
+
+
+def nothing_is_left(lab):
+    """No mark is left in the storage."""
+    wait_until(lambda: run(lab, "node0", "ls", "-A", "/mnt/shared/checkpoints").stdout == "")
 
 
 def failed(found):
@@ -191,11 +203,11 @@ def test_nodes_as_the_documents_draw_them_pass_and_nothing_is_left(lab):
     assert checks == {(check, node) for check in expected for node in ("node0", "node1")}
     assert [(pair["from"], pair["to"]) for pair in found["pairs"]] == [("node0", "node1"), ("node1", "node0")]
     for pair in found["pairs"]:
-        assert 0 < pair["seconds"] < 5
-        assert 1e6 < pair["bytes_per_second"] < 10e9 / 8 * 1.3  # the cable's rate
-    assert run(lab, "node0", "ls", "-A", "/mnt/shared/checkpoints").stdout == ""
+        assert 0 < pair["seconds"] < 60
+        assert 1e3 < pair["bytes_per_second"] < 10e9 / 8 * 1.3  # the cable's rate
+    nothing_is_left(lab)
     for node in ("node0", "node1"):
-        assert "doctor --serve" not in run(lab, node, "ps", "-e", "-o", "args").stdout
+        nobody_is_left(lab, node)
 
 
 def test_everything_that_can_be_wrong_is_looked_for():
@@ -263,7 +275,7 @@ def test_with_an_image_the_doctor_looks_from_inside_it(lab, with_image):
     assert told["read_write", "node1"] == "/mnt/shared/checkpoints is read-only"
     assert told["read_only", "node1"] == "/mnt/shared refuses writes"
     assert all("image " in told["digests", node] for node in ("node0", "node1"))
-    assert run(lab, "node0", "ls", "-A", "/mnt/shared/checkpoints").stdout == ""
+    nothing_is_left(lab)
 
 
 def test_a_node_that_cannot_go_into_the_image_says_why_and_looks_from_outside(lab, with_image):

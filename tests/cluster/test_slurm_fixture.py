@@ -9,10 +9,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from leftovers import all_gone, wait_until
 from processes import find
 from slurm import SlurmCluster, SlurmError, why_not_here
 
 SHOW = "env | grep ^SLURM"
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def variables(text: str) -> dict[str, str]:
@@ -21,7 +29,7 @@ def variables(text: str) -> dict[str, str]:
 
 def test_tasks_of_a_step_see_their_place_in_it(slurm):
     done = slurm.srun(
-        ["bash", "-c", SHOW], 4, 2, options=["--label", "--ntasks-per-node=2"], deadline_seconds=60
+        ["bash", "-c", SHOW], 4, 2, options=["--label", "--ntasks-per-node=2"], deadline_seconds=240
     )
     assert done.returncode == 0, done.stderr
     tasks: dict[int, dict[str, str]] = {rank: {} for rank in range(4)}
@@ -55,7 +63,7 @@ def test_a_node_has_a_host_name_that_every_task_can_resolve(slurm):
 
 def test_a_batch_script_outside_srun_sees_no_step(slurm):
     job_id = slurm.sbatch(f"#!/bin/bash\n{SHOW}\n", "--nodes=2", "--ntasks=4")
-    job = slurm.wait(job_id, 60)
+    job = slurm.wait(job_id, 240)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, 0)
     seen = variables(slurm.output(job_id))
     # The trap: a batch script has a task's number and the job's task count, yet it is one process.
@@ -66,7 +74,7 @@ def test_a_batch_script_outside_srun_sees_no_step(slurm):
 
 
 def test_a_failing_job_keeps_its_exit_code(slurm):
-    job = slurm.wait(slurm.sbatch("#!/bin/bash\nexit 75\n"), 60)
+    job = slurm.wait(slurm.sbatch("#!/bin/bash\nexit 75\n"), 240)
     assert (job.state, job.exit_code, job.signal) == ("FAILED", 75, 0)
 
 
@@ -80,11 +88,11 @@ echo "attempt ${SLURM_RESTART_COUNT:-0}"
 while true; do sleep 0.1; done
 """
     job_id = slurm.sbatch(script, "--requeue")
-    slurm.wait(job_id, 60, frozenset({"RUNNING"}))
-    slurm.wait_for_output(job_id, "attempt 0", 60)
+    slurm.wait(job_id, 240, frozenset({"RUNNING"}))
+    slurm.wait_for_output(job_id, "attempt 0", 240)
     done = slurm.command("scancel", "--batch", "--signal=USR1", str(job_id))
     assert done.returncode == 0, done.stderr
-    job = slurm.wait(job_id, 100)
+    job = slurm.wait(job_id, 240)
     assert (job.state, job.restarts) == ("COMPLETED", 1)
     assert [
         line for line in slurm.output(job_id).splitlines() if line.startswith(("attempt", "signalled"))
@@ -96,19 +104,19 @@ while true; do sleep 0.1; done
 
 
 def test_a_wait_that_is_too_short_says_what_the_job_and_the_daemons_were_doing(slurm):
-    job_id = slurm.sbatch("#!/bin/bash\necho still here\nsleep 60\n")
-    slurm.wait_for_output(job_id, "still here", 60)
+    job_id = slurm.sbatch("#!/bin/bash\necho still here\nsleep 600\n")
+    slurm.wait_for_output(job_id, "still here", 240)
     with pytest.raises(SlurmError, match=r"(?s)RUNNING.*still here.*slurmctld.log"):
         slurm.wait(job_id, 0.1)
     assert slurm.command("scancel", str(job_id)).returncode == 0
-    assert slurm.wait(job_id, 60).state == "CANCELLED"
+    assert slurm.wait(job_id, 240).state == "CANCELLED"
 
 
 def test_a_step_past_its_deadline_is_ended_and_reported(slurm):
     with pytest.raises(SlurmError, match="did not end in 2 s"):
         slurm.srun(["sh", "-c", "echo begun; sleep 321"], 1, 1, deadline_seconds=2)
-    left = slurm.command("squeue", "--noheader", "--states=RUNNING")
-    assert left.stdout == ""
+    running = ("squeue", "--noheader", "--states=RUNNING")
+    wait_until(lambda: slurm.command(*running).stdout == "", "the end of the step")
 
 
 def test_a_cluster_leaves_no_process_and_no_file():
@@ -118,13 +126,12 @@ def test_a_cluster_leaves_no_process_and_no_file():
     stubborn = "#!/bin/bash\ntrap '' TERM\nsetsid env -i sleep 654 &\necho $!\nsleep 654\n"
     with SlurmCluster() as cluster:
         job_id = cluster.sbatch(stubborn, "--nodes=2")
-        cluster.wait_for_output(job_id, "\n", 60)
+        cluster.wait_for_output(job_id, "\n", 240)
         child = psutil.Process(int(cluster.output(job_id)))
         processes = cluster.processes()
         assert child in processes
-        assert "slurmstepd" in {process.name() for process in processes}
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert alive == []
+        assert "slurmstepd" in {name_of(process) for process in processes}
+    all_gone(processes)
     assert cluster.processes() == []
     assert not cluster.folder.exists()
     # Others use /dev/shm meanwhile: look for names that could come from these daemons.
@@ -151,10 +158,10 @@ with slurm.SlurmCluster() as cluster:
         assert owner.stdout is not None
         configuration = owner.stdout.readline().strip()
         daemons = find(lambda process: process.environ().get("SLURM_CONF") == configuration)
-        assert len(daemons) == 4
+        assert {"munged", "slurmctld", "slurmd"} <= {name_of(daemon) for daemon in daemons}
+        assert len(daemons) >= 4
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.communicate()
-    _, alive = psutil.wait_procs(daemons, timeout=30)
-    assert alive == []
+    all_gone(daemons)
     shutil.rmtree(Path(configuration).parent)

@@ -74,12 +74,12 @@ def request_for(agent, folder, **changes):
 
 def ended(slurm, submitted):
     """How a job ended, with what it printed."""
-    job = slurm.wait(submitted.job_id, 200)
+    job = slurm.wait(submitted.job_id, 500)
     return job, submitted.log.read_text()
 
 
 SAVES_WHEN_ASKED = """
-deadline = time.monotonic() + 90
+deadline = time.monotonic() + 500
 (run / f'up-{node}').touch()
 while not (run / 'stop').exists() and time.monotonic() < deadline: time.sleep(0.05)
 sys.exit(75)
@@ -138,7 +138,7 @@ def test_what_ends_a_job_and_what_queues_it_again(here, tmp_path):
         cancel(find(str(twice.job_id)), now=False)
 
 
-def slurm_waits(reached, submitted, deadline_seconds=120):
+def slurm_waits(reached, submitted, deadline_seconds=400):
     """Wait for something that a job does."""
     deadline = time.monotonic() + deadline_seconds
     while not reached():
@@ -172,7 +172,7 @@ def test_two_jobs_cannot_have_one_run(here, tmp_path):
         submit(made)
     assert status_of(find(str(first.run))).progress is None
     assert cancel(find(str(first.run)), now=False).how == "dequeued"
-    assert here.wait(first.job_id, 30).state == "CANCELLED"
+    assert here.wait(first.job_id, 240).state == "CANCELLED"
     assert cancel(find(str(submit(made).run)), now=True).how == "dequeued"
 
 
@@ -199,19 +199,19 @@ def submitted_job(tmp_path, *options, **environment):
     return submitted
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("requeues", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_signalled_and_requeued_on_two_nodes_the_weights_are_the_same_bits(
     here, tmp_path, undisturbed, requeues
 ):
     """Signalled, it saves and is queued again; in `make soak` an operator requeues it before that."""
-    submitted = submitted_job(tmp_path, SLOW_SAMPLES="0.01")
+    # Slow until it has been queued again so often, and fast then: it cannot come to its end before it is signalled.
+    submitted = submitted_job(tmp_path, SLOW_SAMPLES=",".join(["0.05"] * requeues + ["0"]))
     if requeues == 2:
         slurm_waits(lambda: step_of(submitted.run) >= 6, submitted)
         assert here.command("scontrol", "requeue", str(submitted.job_id)).returncode == 0
-        here.wait(submitted.job_id, 60, frozenset({"PENDING"}))
-        here.wait(submitted.job_id, 60, frozenset({"RUNNING"}))
-    slurm_waits(lambda: step_of(submitted.run) >= 14, submitted)
+        here.wait(submitted.job_id, 240, frozenset({"PENDING"}))
+        here.wait(submitted.job_id, 240, frozenset({"RUNNING"}))
+    slurm_waits(lambda: step_of(submitted.run) >= 5 * (requeues - 1) + 3, submitted)
     queue.send(submitted.job_id, "USR1")
     job, log = ended(here, submitted)
     assert (job.state, job.exit_code, job.restarts) == ("COMPLETED", 0, requeues), log
@@ -226,7 +226,6 @@ def test_signalled_and_requeued_on_two_nodes_the_weights_are_the_same_bits(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)
 def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, undisturbed):
     """A minute at a time, and Slurm's own signal: it may come up to half a minute early."""
     submitted = submitted_job(
@@ -241,7 +240,6 @@ def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, un
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
 def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp_path, image, undisturbed):
     shutil.copy(EXAMPLES / "tiny_transformer.py", tmp_path)
     job = JOB.replace(f"{EXAMPLES}/", "").replace(f"{RANKS}/slow_data.py", "tiny_transformer.py")
@@ -259,7 +257,6 @@ def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_a_time_limit_that_comes_before_the_save_queues_the_job_again(here, tmp_path):
     never_saves = "if 'SLURM_RESTART_COUNT' in os.environ: sys.exit(0)\ntime.sleep(280)"
     submitted = submit(request_for(never_saves, tmp_path, time="1", signal_seconds=20))

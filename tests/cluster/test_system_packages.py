@@ -20,13 +20,13 @@ ALL_INSTALLED = all(shutil.which(name) for name in COMMANDS) and openmpi.is_inst
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("script", [SCRIPT, SCRIPT.parents[1] / ".ci" / "run"], ids=lambda path: path.name)
 def test_shell_scripts_pass_shellcheck(script):
-    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(not ALL_INSTALLED, reason="the packages are not installed")
 def test_with_everything_installed_it_says_and_does_nothing():
-    done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -39,7 +39,7 @@ def test_a_plain_user_is_told_what_is_missing_and_the_tests_go_on():
         input=SCRIPT.read_text(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,6 @@ NAMES = (
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
     alone = features.train_all(NAMES)
     assert set(NAMES) <= set(features.FEATURES)
@@ -30,7 +29,6 @@ def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
     assert found == [alone] * 8
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("wire", "ranks_per_node"), [pytest.param("fp32", 4, marks=pytest.mark.soak), ("bf16", 3)]
 )
@@ -42,7 +40,6 @@ def test_random_reduces_between_two_nodes_are_the_plain_tree_sums_bits(wire, ran
     assert wrong == [[]] * (2 * ranks_per_node)
 
 
-@pytest.mark.timeout(300)
 def test_an_optimizer_sharded_within_each_node_has_the_bits_of_one_rank(tmp_path):
     alone = sharding.train_on_nodes("AdamW")
     with TwoNodes() as nodes:

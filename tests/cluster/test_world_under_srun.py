@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dure.world import expand_hosts
+from dure.slurm_lists import expand_hosts
 
 SOURCE = Path(__file__).parents[2] / "src"
 TASK = [sys.executable, str(Path(__file__).with_name("world_task.py"))]
@@ -76,7 +76,7 @@ def test_steps_of_one_batch_job_and_its_script(slurm):
     task = shlex.join(TASK)
     script = f"#!/bin/bash\n{task}\nsrun {task} meet\nsrun --nodes=1 --ntasks=2 {task} meet\n"
     job_id = slurm.sbatch(script, "--nodes=2", "--ntasks-per-node=2", environment=ENVIRONMENT)
-    assert slurm.wait(job_id, 100).state == "COMPLETED", slurm.output(job_id)
+    assert slurm.wait(job_id, 400).state == "COMPLETED", slurm.output(job_id)
     script_world, *worlds = answers(slurm.output(job_id))
     assert (script_world["launcher"], script_world["size"]) == ("alone", 1)
     first = [world for world in worlds if world["run_id"] == f"slurm-{job_id}.0"]

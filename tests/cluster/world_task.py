@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dure.errors import UsageError
 from dure.world import World, read_world
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 200.0
 
 
 def retry(action: Callable[[], socket.socket]) -> socket.socket:

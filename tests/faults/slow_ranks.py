@@ -24,7 +24,7 @@ class Slow(Dataset):
 
 def evaluate(seconds, stuck_at=None):
     """Entry point of a rank: read every sample in `seconds`, and `stuck_at` never."""
-    with dure.start(seed=5, hang_seconds=60) as team:
+    with dure.start(seed=5, hang_seconds=300) as team:
         model = team.replicate(nn.Linear(6, 2))
         judged = team.evaluate(model, Slow(seconds, stuck_at), {"loss": F.cross_entropy}, batch=8)
         return judged.samples

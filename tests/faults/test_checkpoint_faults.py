@@ -171,30 +171,35 @@ while sys.stdin.readline():
 
 
 def kill_while_saving(folder, kills, seed):
+    """Kill runs at random moments, until so many of them have saved something before."""
     dice = random.Random(seed)
     code = SAVING.format(path=[str(Path(__file__).parents[1]), *sys.path], folder=str(folder))
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    reached = -1
+    reached, patience_seconds, deadline = -1, 0.12, time.monotonic() + 60 * kills
     try:
-        for _ in range(kills):
+        while kills > 0:
             parent.stdin.write("go\n")
             parent.stdin.flush()
             pid, step, told = map(int, parent.stdout.readline().split())
             assert step >= max(reached, 0), "a finished checkpoint was lost"
             assert told == 0, "a kill must not leave what looks like a damaged checkpoint"
-            time.sleep(dice.uniform(0.0, 0.12))
+            time.sleep(dice.uniform(0.0, patience_seconds))
             os.kill(pid, signal.SIGKILL)
             assert parent.stdout.readline() == "ended\n"
-            reached, told = newest(open_store(folder))
+            before, (reached, told) = reached, newest(open_store(folder))
             reached = -1 if reached is None else reached
             assert told == []
+            if reached > before:
+                kills -= 1
+            else:  # nothing was saved since the last kill; a slow disk may need longer
+                patience_seconds *= 1.2
+                assert time.monotonic() < deadline, "the runs must save something between the kills"
     finally:
         parent.stdin.close()
-        parent.wait(30)
+        parent.wait(60)
         parent.stdout.close()
-    assert reached > kills / 4, "the runs must have saved something between the kills"
 
 
 def test_10_kills_while_saving_never_lose_or_half_load_a_checkpoint(tmp_path):
@@ -202,6 +207,6 @@ def test_10_kills_while_saving_never_lose_or_half_load_a_checkpoint(tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_190_kills_while_saving_never_lose_or_half_load_a_checkpoint(tmp_path):
     kill_while_saving(tmp_path, 190, seed=2)

@@ -37,7 +37,10 @@ def undisturbed(job, tmp_path_factory):
 
 
 def train_and_kill(job, folder, kills, *arguments):
-    """Kill rank `victim` when it is in `step` or beyond, for each of `kills`; returns the summary and stderr."""
+    """Kill rank `victim` when it is in `step` or beyond, for each of `kills`; returns the summary and stderr.
+
+    Steps well before the last: a machine that looks the other way for a moment must not find the run at its end.
+    """
     command = [
         sys.executable,
         "-m",
@@ -55,7 +58,7 @@ def train_and_kill(job, folder, kills, *arguments):
     )
     killed = set()
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 300
         for victim, step in kills:
             while True:
                 assert process.poll() is None, process.communicate()
@@ -66,7 +69,7 @@ def train_and_kill(job, folder, kills, *arguments):
                 time.sleep(0.002)
             killed.add(beat.pid)
             os.kill(beat.pid, signal.SIGKILL)
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()
@@ -77,7 +80,7 @@ def train_and_kill(job, folder, kills, *arguments):
 @pytest.mark.parametrize("sharded", [pytest.param("false", marks=pytest.mark.soak), "true"])
 def test_killed_ranks_change_no_bit_and_every_sample_comes_once(job, undisturbed, tmp_path, sharded):
     folder = RunFolder(tmp_path / "run")
-    kills = [(1, 5), (0, 12)]
+    kills = [(1, 4), (0, 10)]
     summary, err = train_and_kill(job, folder, kills, "--set", f"train.shard_optimizer={sharded}")
     assert summary["weights_sha256"] == undisturbed
     assert summary["ledger"]["exactly_once"] is True
@@ -96,7 +99,7 @@ def test_killed_ranks_change_no_bit_and_every_sample_comes_once(job, undisturbed
 def test_after_a_kill_no_more_steps_are_repeated_than_lie_between_two_states(job, undisturbed, tmp_path):
     folder, every = RunFolder(tmp_path / "run"), 4
     settings = ["--set", f"checkpoint.memory_every={every}", "--set", "checkpoint.every_seconds=0"]
-    summary, err = train_and_kill(job, folder, [(1, 7), (0, 14)], *settings)
+    summary, err = train_and_kill(job, folder, [(1, 6), (0, 10)], *settings)
     assert summary["weights_sha256"] == undisturbed
     restarts = [json.loads(line) for line in folder.restarts.read_text().splitlines()]
     starts = [event.start for event in read_events(folder.events(0)) if isinstance(event, TeamFormed)][1:]
@@ -139,13 +142,13 @@ def test_without_any_state_the_run_begins_again_with_the_same_bits(job, undistur
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param("kill-rank,truncate-latest", marks=pytest.mark.timeout(300)),
+        "kill-rank,truncate-latest",
         pytest.param(",".join(FAULTS), marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
 def test_a_drill_disturbs_a_job_and_its_bits_stay(job, tmp_path, names):
     ended = dure(
-        *("drill", job, "--faults", names, "--seed", 3, "--json"),
+        *("drill", job, "--faults", names, "--seed", 12, "--json"),
         *("--run-dir", tmp_path / "drill", *SHORT),
         deadline_seconds=850,
     )

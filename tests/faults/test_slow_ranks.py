@@ -8,7 +8,6 @@ from dure.run_folder import RunFolder
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(120)
 def test_an_evaluation_longer_than_hang_seconds_is_let_go_on(tmp_path):
     """Each rank reads 20 samples in 0.4 s: 8 s in all, and 1.6 s without a beat."""
     seen = run_team("slow_ranks:evaluate", (0.4,), ranks=2, folder=RunFolder(tmp_path), hang_seconds=6)
@@ -16,7 +15,6 @@ def test_an_evaluation_longer_than_hang_seconds_is_let_go_on(tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(120)
 def test_a_rank_that_hangs_in_evaluation_is_named_and_the_others_wait_for_it(tmp_path):
     """Sample 2 is in shard 2, which is rank 1's of 3."""
     with pytest.raises(RankFailed, match=r"^rank 1 has been in EVALUATE.*ranks 0, 2 wait for it") as failed:

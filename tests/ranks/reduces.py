@@ -149,7 +149,7 @@ def reduce_for_ever(folder):
     from dure.errors import PeerLost
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher notices first; let us find out by ourselves
-    with dure.start(hang_seconds=60) as team:
+    with dure.start(hang_seconds=300) as team:
         exchanger = team.exchanger()
         shape = Pieces.of_step(team.world.size, 8, 8)
         Path(folder, f"pid-{team.rank}").write_text(str(os.getpid()))
@@ -163,6 +163,13 @@ def reduce_for_ever(folder):
             while True:
                 exchanger.exchange(exchanger.room(0, buffer), shape, 0.5)
         except PeerLost as lost:
-            Path(folder, f"told-{team.rank}").write_text(f"{time.monotonic()} {lost}")
-            time.sleep(30)  # the launcher ends us
+            note = Path(folder, f"told-{team.rank}")
+            note.with_suffix(".new").write_text(f"{time.monotonic()} {lost}")
+            note.with_suffix(".new").rename(note)
+            # Stay until all know, or the next one would miss us too.
+            deadline = time.monotonic() + 50
+            while (
+                len(list(Path(folder).glob("told-?"))) < team.world.size - 1 and time.monotonic() < deadline
+            ):
+                time.sleep(0.02)
             raise

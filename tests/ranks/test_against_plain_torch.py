@@ -30,7 +30,7 @@ def four_ranks(tmp_path_factory):
     """What each of four ranks found, by the name of the comparison."""
     place = tmp_path_factory.mktemp("plain")
     folder = RunFolder(place / "run")
-    return run_team("plain:all_three", (str(place),), ranks=4, folder=folder, hang_seconds=100)
+    return run_team("plain:all_three", (str(place),), ranks=4, folder=folder, hang_seconds=300)
 
 
 class Transformer(torch.nn.Module):

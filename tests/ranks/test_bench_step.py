@@ -106,7 +106,7 @@ def test_a_contender_that_does_not_train_the_same_is_refused_on_every_rank(tmp_p
         (list(complaints),),
         ranks=2,
         folder=RunFolder(tmp_path),
-        hang_seconds=60,
+        hang_seconds=300,
     )
     assert len(told) == 2
     for of_rank in told:

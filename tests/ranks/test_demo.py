@@ -12,7 +12,6 @@ SOURCES = ["pyproject.toml", "README.md", "LICENSE", "src"]
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)
 def test_the_demo_works_from_an_installed_wheel_and_learns(tmp_path):
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]

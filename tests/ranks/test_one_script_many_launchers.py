@@ -9,6 +9,8 @@ import sys
 import pytest
 from commands import EXAMPLES, dure
 
+from dure.bench.ports import free_ports
+
 SCRIPT = EXAMPLES / "ddp.py"
 
 
@@ -30,7 +32,7 @@ def run(command, **env):
         list(map(str, command)),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
         env={**os.environ, **env},
     )
@@ -58,15 +60,13 @@ def by_hand(script, rank, port, size):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return str(free_ports(1)[0])
 
 
 def test_by_hand_in_several_terminals_as_the_document_draws_it(script, script_alone):
     port = free_port()
     ranks = [by_hand(script, rank, port, 3) for rank in (2, 0, 1)]
-    told = [rank.communicate(timeout=110) for rank in ranks]
+    told = [rank.communicate(timeout=300) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, 0], told
     assert fingerprints("".join(out for out, _ in told), 3) == {script_alone}
 
@@ -77,7 +77,7 @@ def test_by_hand_a_port_in_use_is_told(script):
         taken.listen()
         port = taken.getsockname()[1]
         rank = by_hand(script, 0, port, 2)
-        _, err = rank.communicate(timeout=110)
+        _, err = rank.communicate(timeout=300)
     assert rank.returncode != 0
     assert f"port {port} on 127.0.0.1 is in use" in err
 
@@ -92,7 +92,7 @@ def test_by_hand_a_rank_that_never_comes_is_named(script):
         [*map(str, command), "--master", f"127.0.0.1:{free_port()}"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert ran.returncode != 0

@@ -25,6 +25,6 @@ def test_ranks_beat_in_the_run_folder_so_that_work_is_not_taken_for_a_hang(tmp_p
         (str(tmp_path),),
         ranks=2,
         folder=RunFolder(tmp_path),
-        hang_seconds=60,
+        hang_seconds=300,
     )
     assert found == [("dure", (7, "UPDATE"))] * 2

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import reduces
+from leftovers import no_new_shared_memory, shared_memory
 
 from dure.launch import run_team
 from dure.run_folder import RunFolder
@@ -13,16 +14,14 @@ from dure.run_folder import RunFolder
 
 def on_ranks(entry, args, ranks, tmp_path):
     folder = RunFolder(tmp_path / f"run-{ranks}")
-    return run_team(f"reduces:{entry}", args, ranks=ranks, folder=folder, hang_seconds=100, grace_seconds=0.5)
+    return run_team(f"reduces:{entry}", args, ranks=ranks, folder=folder, hang_seconds=300, grace_seconds=0.5)
 
 
-@pytest.mark.timeout(300)
 def test_random_reduces_on_1_and_8_ranks_are_the_plain_tree_sums_bits(tmp_path):
     assert reduces.trials(60, 1) == []  # in this process
     assert on_ranks("trials", (60, 8), 8, tmp_path) == [[]] * 8
 
 
-@pytest.mark.timeout(300)
 def test_random_reduces_on_3_ranks_also_with_a_bf16_wire_and_over_gloo(tmp_path):
     """One launch for all four ways."""
     ways = [("fp32", "auto"), ("bf16", "auto"), ("bf16", "gloo"), ("fp32", "gloo")]
@@ -45,15 +44,14 @@ def is_flat(seen, allowed=8 << 20):
     return memory[-1] - memory[0] < allowed and files[-1] <= files[0]
 
 
-@pytest.mark.timeout(300)
 def test_reduces_and_buckets_made_anew_leave_memory_descriptors_and_dev_shm_as_they_were(tmp_path):
     """Ten thousand reduces, then 60 rebuilds as DDP makes them: nothing grows, nothing has a name."""
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     for many, rebuilds in on_ranks("many_then_rebuilds", (10_000, 60), 4, tmp_path):
         print([(resident >> 20, files) for resident, files in many])
         assert is_flat(many)
         assert is_flat(rebuilds, allowed=16 << 20)
-    assert set(os.listdir("/dev/shm")) - before == set()
+    no_new_shared_memory(before)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a small /dev/shm of its own")
@@ -63,7 +61,7 @@ def test_a_small_or_read_only_dev_shm_is_told_once_and_changes_no_bit(options, t
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
-        "wrong = run_team('reduces:trials', (12, 5), ranks=3, folder=RunFolder(Path(sys.argv[2])), hang_seconds=60)\n"
+        "wrong = run_team('reduces:trials', (12, 5), ranks=3, folder=RunFolder(Path(sys.argv[2])), hang_seconds=300)\n"
         "assert wrong == [[]] * 3, wrong\n"
     )
     script = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"'
@@ -72,7 +70,7 @@ def test_a_small_or_read_only_dev_shm_is_told_once_and_changes_no_bit(options, t
         [*command, os.path.dirname(reduces.__file__), str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -3,12 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dure.bench.ports import free_ports
 
 HERE = Path(__file__).parent
 RANKS = 2
@@ -18,9 +19,7 @@ UNSET = {"OMP_NUM_THREADS", "PYTEST_CURRENT_TEST"}
 
 
 def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    return str(free_ports(1)[0])
 
 
 def launch(command, folder, end, *, target, cwd=HERE):
@@ -48,7 +47,7 @@ def launch(command, folder, end, *, target, cwd=HERE):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         input="typed",
     )
     assert all((folder / f"{rank}.json").exists() for rank in range(RANKS)), done.stderr
@@ -131,7 +130,7 @@ def test_the_exit_code_of_the_command_is_torchruns(end, tmp_path):
         subprocess.Popen([sys.executable, "-m", *argv], env=env, stdout=-1, stderr=-1, text=True)
         for argv in commands
     ]
-    ends = [(process.communicate(timeout=110), process.returncode) for process in started]
+    ends = [(process.communicate(timeout=300), process.returncode) for process in started]
     assert [code for _, code in ends] == [int(end != "0")] * len(commands)
     if end == "3":
         assert "sys.exit(3)" in ends[2][0][1]
@@ -145,7 +144,7 @@ def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path):
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert "'missing.py' does not exist" in done.stderr

@@ -43,7 +43,6 @@ def steps_proved(folder, ranks):
     ]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "epochs", "teams"),
     [

@@ -19,7 +19,7 @@ def test_it_is_done_in_one_thread_that_may_give_way_to_training(gives_way):
 
     for _ in range(3):
         background.begin(look)
-        assert background.wait(30)
+        assert background.wait(240)
         assert not background.busy
     assert len(set(found)) == 1
     thread, priority = found[0]
@@ -32,7 +32,7 @@ def test_a_wait_has_a_deadline_and_one_thing_is_done_at_a_time():
     assert background.wait(0), "nothing was begun"
 
     def wait_to_go():
-        assert go.wait(30)
+        assert go.wait(240)
 
     background.begin(wait_to_go)
     assert background.busy
@@ -40,7 +40,7 @@ def test_a_wait_has_a_deadline_and_one_thing_is_done_at_a_time():
     with pytest.raises(AssertionError, match="one thing at a time"):
         background.begin(print)
     go.set()
-    assert background.wait(30)
+    assert background.wait(240)
 
 
 def test_an_error_is_raised_by_whoever_waits():
@@ -51,8 +51,8 @@ def test_an_error_is_raised_by_whoever_waits():
 
     background.begin(fail)
     with pytest.raises(OSError, match="no more room"):
-        background.wait(30)
-    assert background.wait(30), "once"
+        background.wait(240)
+    assert background.wait(240), "once"
 
 
 def test_memory_that_is_made_present_keeps_what_it_holds():

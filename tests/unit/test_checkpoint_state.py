@@ -7,8 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.plain import from_plain, to_plain
-from dure.checkpoint.state import Part, Share, Sharing, WholeState, capture, restore
+from dure.checkpoint.restore import restore
+from dure.checkpoint.state import Part, Share, Sharing, WholeState
 from dure.checkpoint.table import Table, cut
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
@@ -86,7 +88,7 @@ def whole_of(states):
 def test_a_restored_replica_goes_on_with_the_same_bits(optimizer, schedule):
     first = made(optimizer, schedule)
     train(first, range(4))
-    whole = whole_of([capture(*first, {"step": 4}, Share(part, 3)) for part in range(3)])
+    whole = whole_of([Capture(*first).take({"step": 4}, Share(part, 3)) for part in range(3)])
     expected = train(first, range(4, 9))
     second = made(optimizer, schedule, seed=1)
     restore(whole, *second)
@@ -95,12 +97,12 @@ def test_a_restored_replica_goes_on_with_the_same_bits(optimizer, schedule):
 
 def test_a_state_before_the_first_step_is_restored_too():
     first, second = made(), made(seed=1)
-    restore(whole_of([capture(*first, {"step": 0}, Share(0, 1))]), *second)
+    restore(whole_of([Capture(*first).take({"step": 0}, Share(0, 1))]), *second)
     assert train(first, range(3)) == train(second, range(3))
 
 
 def test_ties_and_what_the_model_does_not_save_are_told():
-    state = capture(*made(), {"step": 0}, Share(0, 1))
+    state = Capture(*made()).take({"step": 0}, Share(0, 1))
     assert state.facts["model"] == {"ties": {"head.weight": "embed.weight"}, "not_persistent": ["scratch"]}
     assert sum(place.name.endswith("head.weight") for place in state.table.places) == 0
 
@@ -151,11 +153,11 @@ def test_a_sharded_optimizer_is_saved_in_parts_and_restored_whole_or_in_other_pa
     texts = ["", ""]
     for _ in range(2):  # the second time, each knows what the other says
         states = [
-            capture(net, own, schedule, {"step": 4}, Share(rank, 2), Sharing(parts, Told(rank, texts)))
+            Capture(net, own, schedule).take({"step": 4}, Share(rank, 2), Sharing(parts, Told(rank, texts)))
             for rank, (own, parts) in enumerate(ranks)
         ]
     whole = whole_of(states)
-    alone = whole_of([capture(*first, {"step": 4}, Share(0, 1))])
+    alone = whole_of([Capture(*first).take({"step": 4}, Share(0, 1))])
     assert whole.table == alone.table
     assert torch.equal(whole.memory, alone.memory)
     second = made(seed=1)
@@ -164,7 +166,7 @@ def test_a_sharded_optimizer_is_saved_in_parts_and_restored_whole_or_in_other_pa
     for rank, (own, parts) in enumerate(others):
         restore(whole, other, own, second[2], Sharing(parts, Told(rank, texts)))
     again = [
-        capture(other, own, second[2], {"step": 4}, Share(rank, 2), Sharing(parts, Told(rank, texts)))
+        Capture(other, own, second[2]).take({"step": 4}, Share(rank, 2), Sharing(parts, Told(rank, texts)))
         for rank, (own, parts) in enumerate(others)
     ]
     assert torch.equal(whole_of(again).memory, alone.memory)
@@ -194,7 +196,7 @@ def test_shares_cover_every_element_exactly_once(sizes, parts):
     ],
 )
 def test_a_state_of_another_model_is_refused_and_nothing_is_written(break_it):
-    whole = whole_of([capture(*made(), {"step": 0}, Share(0, 1))])
+    whole = whole_of([Capture(*made()).take({"step": 0}, Share(0, 1))])
     net, optimizer, schedule = made(seed=1)
     break_it(net)
     before = fingerprint(named_weights(net))
@@ -222,3 +224,54 @@ def test_what_json_cannot_say_is_refused_by_name():
 )
 def test_plain_values_come_back_as_they_were(value):
     assert from_plain(json.loads(json.dumps(to_plain(value, "it")))) == value
+
+
+def _step(run):
+    train(run, [7])
+
+
+def _other_tensor(run):
+    run[0].mask = torch.tensor([False, True])
+
+
+def _other_values_in_place(run):
+    run[0].low.data = torch.ones(5).bfloat16()
+
+
+def _other_layer(run):
+    run[0].norm.add_module("inner", torch.nn.BatchNorm1d(3))
+
+
+def _other_optimizer_state(run):
+    run[1].load_state_dict(run[1].state_dict())
+
+
+def _list_in_the_optimizer(run):
+    run[1].state[run[0].scale].setdefault("seen", []).append(len(run[1].state))
+
+
+CHANGES = [
+    _step,
+    _other_tensor,
+    _step,
+    _other_values_in_place,
+    _other_layer,
+    _other_optimizer_state,
+    _list_in_the_optimizer,
+    _list_in_the_optimizer,
+]
+
+
+def test_what_a_capture_remembers_is_never_older_than_the_replica():
+    run = made("SGD")
+    capture = Capture(*run)
+    for change in CHANGES:
+        capture.take({"step": 0}, Share(0, 1))
+        change(run)
+        known, fresh = (taking.take({"step": 0}, Share(1, 2)) for taking in (capture, Capture(*run)))
+        assert json.dumps(known.facts) == json.dumps(fresh.facts)
+        assert known.table == fresh.table
+        assert len(known.pieces) == len(fresh.pieces)
+        for ours, theirs in zip(known.pieces, fresh.pieces, strict=True):
+            assert (ours.place, ours.start, ours.stop) == (theirs.place, theirs.start, theirs.stop)
+            assert ours.values.data_ptr() == theirs.values.data_ptr()

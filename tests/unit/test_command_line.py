@@ -1,10 +1,16 @@
 """The command line answers at once, without torch, and its settings show where they come from."""
 
+import resource
 import subprocess
 import sys
-import time
 
 from commands import EXAMPLES, dure
+
+
+def cpu_seconds_of_children():
+    """What processes that this one has waited for have computed: the same however busy the machine is."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def imports(code):
@@ -37,14 +43,14 @@ def test_light_rooms_start_without_torch():
 def test_help_teaches_and_answers_at_once():
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = cpu_seconds_of_children()
         ended = dure("--help")
-        seconds.append(time.perf_counter() - began)
-    print(f"dure --help: {min(seconds):.2f} s")
+        seconds.append(cpu_seconds_of_children() - began)
+    print(f"dure --help: {min(seconds):.2f} s of CPU")
     assert ended.code == 0
     for word in ("train", "run", "demo", "bench"):
         assert word in ended.out
-    assert min(seconds) < 3.0  # the bar is 0.3 s; a loaded machine must not fail the test
+    assert min(seconds) < 3.0  # the bar is 0.3 s; a slow machine must not fail the test
     assert "Exit codes" in dure("train", "--help").out
 
 

@@ -208,7 +208,7 @@ def test_pretrained_weights_say_how_much_room_is_needed(tmp_path):
 def test_torchs_version_is_what_importing_it_would_say():
     code = "import torch; print(torch.__version__)"
     said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert versions.torch_version() == said.stdout.strip()
 
@@ -275,9 +275,9 @@ def test_the_quick_part_is_quick_and_passes_a_job_that_can_run(tmp_path, monkeyp
     quick_checks(loaded)
     spent = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()  # of this process alone, however busy the machine is
         findings = quick_checks(loaded)
-        spent.append(time.perf_counter() - began)
+        spent.append(time.process_time() - began)
     assert min(spent) < 0.2
     refuse_bad(findings)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "job.toml"]
@@ -289,7 +289,7 @@ def test_the_quick_part_needs_no_torch():
         f"quick_checks(load_job(Path({str(EXAMPLES / 'cats.toml')!r}))); print('torch' in sys.modules)"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert said.stdout.strip() == "False"
 

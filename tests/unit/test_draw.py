@@ -25,7 +25,7 @@ def run_python(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        capture_output=True, text=True, timeout=100, check=True,
+        capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     return done.stdout.strip()
 

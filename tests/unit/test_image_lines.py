@@ -222,7 +222,7 @@ def test_a_line_for_another_runner_has_the_same_fields_whatever_the_names_or_is_
 def test_a_quoted_line_survives_a_real_shell(source, arguments):
     line = own_command("python3", Place("/x.sqsh", (Mounted(source, source),)), arguments)
     shown = subprocess.run(
-        ["sh", "-c", f"""printf '%s\\0' {shlex.join(line)}"""], capture_output=True, timeout=60, check=True
+        ["sh", "-c", f"""printf '%s\\0' {shlex.join(line)}"""], capture_output=True, timeout=300, check=True
     ).stdout
     assert shown.decode().split("\0")[:-1] == line
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dure.errors import JobError
-from dure.image.enter import image_of, runner_of
+from dure.image.enter import image_of
 from dure.image.environment import passed
 from dure.image.mounts import Mounted, check_there, make_written_folders, mounts_of
 from dure.job import load_job
@@ -155,22 +155,6 @@ def test_an_image_that_is_not_there_is_refused_with_the_command_that_makes_it(sh
     (shared / "x.sqsh").touch()
     assert image_of(loaded) == shared / "x.sqsh"
     assert image_of(job(shared)) is None
-
-
-def test_the_first_runner_that_is_installed_is_taken(shared):
-    loaded = job(shared)
-    assert runner_of(loaded, lambda name: name) == ("enroot", "enroot")
-    assert runner_of(loaded, lambda name: name if name in {"singularity", "bwrap"} else None) == (
-        "apptainer",
-        "singularity",
-    )
-    assert runner_of(loaded, lambda name: name if name == "bwrap" else None) == ("bubblewrap", "bwrap")
-    with pytest.raises(JobError, match="no enroot or apptainer or singularity or bwrap"):
-        runner_of(loaded, lambda name: None)
-    with pytest.raises(JobError, match="no apptainer or singularity to run it"):
-        runner_of(job(shared, '[cluster]\nrunner = "apptainer"\n'), lambda name: None)
-    with pytest.raises(JobError, match="dure submit"):
-        runner_of(job(shared, '[cluster]\nrunner = "pyxis"\n'), lambda name: name)
 
 
 def test_only_named_variables_pass():

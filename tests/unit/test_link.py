@@ -47,7 +47,7 @@ def hang_up(monkeypatch):
         one.close()
 
 
-def pair(deadline_seconds=20.0):
+def pair(deadline_seconds=120.0):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other = listener.accept()[0]
@@ -68,7 +68,7 @@ def together(*calls):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     return raised
 
@@ -112,9 +112,9 @@ class Two:
 
     def gather(self, value, what):
         self._said[self.rank] = value
-        self._barrier.wait(30)
+        self._barrier.wait(240)
         found = list(self._said)
-        self._barrier.wait(30)
+        self._barrier.wait(240)
         return found
 
 
@@ -122,7 +122,7 @@ def lay():
     said, barrier, found = ["", ""], threading.Barrier(2), [None, None]
 
     def of(rank):
-        options = {"listens": rank == 1, "leader_host": "127.0.0.1", "deadline_seconds": 5.0}
+        options = {"listens": rank == 1, "leader_host": "127.0.0.1", "deadline_seconds": 60.0}
         found[rank] = lay_link(Two(rank, said, barrier), 1 - rank, **options)
 
     assert together(lambda: of(0), lambda: of(1)) == [None, None]

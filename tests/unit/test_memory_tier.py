@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from dure.checkpoint.cadence import MOST_STEPS, Cadence, Costs
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.memory import memory_tier
+from dure.checkpoint.restore import restore
 from dure.checkpoint.slot import Record, Slot
-from dure.checkpoint.state import Share, capture, restore
+from dure.checkpoint.state import Share
 from dure.events import Noted, Recorder, read_events
 from dure.exchange.group import Group
 from dure.launch.keep import Keep
@@ -31,7 +33,7 @@ class Trained:
             self.optimizer.step()
 
     def capture(self, share, step):
-        return capture(self.module, self.optimizer, None, {"step": step}, share)
+        return Capture(self.module, self.optimizer, None).take({"step": step}, share)
 
     def bits(self):
         state = self.optimizer.state_dict()["state"]

@@ -28,7 +28,7 @@ def test_the_last_beat_outlives_the_writer(tmp_path):
         "import os, signal, sys; from pathlib import Path; from dure.pulse import Pulse, Phase\n"
         "Pulse(Path(sys.argv[1])).beat(5, Phase.EXCHANGE); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=False, timeout=300)
     beat = read_beat(tmp_path / "p")
     assert beat is not None
     assert (beat.step, beat.phase) == (5, Phase.EXCHANGE)

@@ -140,14 +140,18 @@ def run_in_bash(text, stand_ins, folder):
             "LC_ALL": "C.UTF-8",
         },
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     arguments = os.fsdecode(dump.read_bytes()).split("\0")[:-1] if dump.exists() else None
     return arguments, ran
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(job=nasty, setting=nasty, folder=names_of_files, option=nasty)
 @example(job="$(touch pwned)", setting="'; touch pwned; '", folder="`touch pwned`", option="a\nb")
 def test_whatever_is_in_a_word_reaches_the_agent_as_it_is(tmp_path, stand_ins, job, setting, folder, option):

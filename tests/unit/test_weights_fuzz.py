@@ -204,7 +204,7 @@ def test_thirty_thousand_strange_files_give_one_clear_error_or_what_the_formats_
     names = {dtype: name for name, dtype in DTYPES.items()}
     outcomes: Counter[tuple[str, str]] = Counter()
     for number, (kind, content) in enumerate(corpus(SEED, FILES)):
-        started = time.perf_counter()
+        started = time.process_time()
         theirs = reference(content)
         try:
             source = open_source(Memory(content), "w.safetensors")  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_thirty_thousand_strange_files_give_one_clear_error_or_what_the_formats_
             assert ours == theirs, (number, content)
             assert Source.from_json(source.to_json()) == source
             outcomes[kind, "accepted"] += 1
-        assert time.perf_counter() - started < 20, (number, content)
+        assert time.process_time() - started < 20, (number, content)
     assert sum(outcomes.values()) == FILES
     assert outcomes["valid", "refused"] == 0
     # The corpus is worth its name: each kind got far enough to be refused for what it is, and some got through.
@@ -263,12 +263,12 @@ MEGABYTES = 4 * 1024 * 1024
 )
 def test_a_long_header_made_to_explode_is_refused_in_proportion(head: bytes) -> None:
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         assert not _opened_within(packed(head, b""), 8 * len(head), 0)
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
 
 
 def _opened_within(content: bytes, most: int, number: int) -> bool:

@@ -19,11 +19,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 import dure
 from dure.bench.checkpoint import Flat, RankFigures, Task
 from dure.bench.checkpoint_task import model
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.pages import make_present
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
-from dure.checkpoint.state import Share, State, capture
+from dure.checkpoint.state import Share, State
 from dure.errors import DureError
 from dure.pulse import Phase
 from dure.storage import open_store
@@ -44,6 +45,7 @@ class Trained:
             parameter.grad = torch.full_like(parameter, 1e-3)
         self.optimizer.step()
         self.optimizer.zero_grad()  # gradients are not part of a state
+        self._capture = Capture(self.module, self.optimizer, None)
         self.outcomes: list[Outcome] = []
         self.share = Share(team.rank, team.world.size)
         storage.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,7 @@ class Trained:
     def capture(self, share: Share) -> State:
         """As a run does it."""
         facts = {"step": self.step, "line": "bench", "saved_at": "", "judged": {}, "recipe_words": {}}
-        return capture(self.module, self.optimizer, None, facts, share)
+        return self._capture.take(facts, share)
 
     def begin_save(self) -> None:
         """Snapshot and begin to write."""

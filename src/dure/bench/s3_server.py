@@ -28,8 +28,9 @@ from dure.bench.ports import free_ports
 from dure.errors import DureError
 
 _ADDRESS = "127.0.0.1"
-_START_SECONDS = 60.0
-_SETTLE_SECONDS = 20.0
+_START_SECONDS = 120.0
+_SETTLE_SECONDS = 60.0
+_ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1
 _SOCKETS = Path("/tmp")
@@ -226,7 +227,7 @@ class S3Server:
         return self._ask(self._ports[part], "GET", path)[0] == 200
 
     def _ask(self, port: int, method: str, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(_ADDRESS, port, timeout=5)
+        connection = http.client.HTTPConnection(_ADDRESS, port, timeout=_ANSWER_SECONDS)
         try:
             connection.request(method, path, headers={"Accept": "application/json"})
             answer = connection.getresponse()

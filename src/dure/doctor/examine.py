@@ -17,7 +17,7 @@ from dure.doctor.reach import Failed, Line, Unreached
 from dure.doctor.ways import Node
 from dure.doctor.words import HEADINGS
 
-_REACH_SECONDS = 30.0
+_REACH_SECONDS = 60.0
 _ENTER_SECONDS = 300.0
 """On a node that cannot mount an image, it is unpacked first."""
 _LOOK_SECONDS = 120.0

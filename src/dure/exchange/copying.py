@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.util
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
+
+from dure.compiled import compiled_function
 
 
 def copy_into(memory: torch.Tensor, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
@@ -41,16 +40,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous()
 
 
-@functools.cache
-def _compiled() -> Any:
-    """The copy that was compiled at installation; None where there is none."""
-    found = importlib.util.find_spec("dure.exchange._copying")
-    if found is None or found.origin is None:
-        return None
-    try:
-        kernel = ctypes.CDLL(found.origin).dure_copy_1
-    except (OSError, AttributeError):  # for another machine, or of another version
-        return None
-    kernel.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_size_t)
-    kernel.restype = None
-    return kernel
+def _compiled() -> Callable[..., None] | None:
+    return compiled_function(
+        "dure.exchange._copying", "dure_copy_1", *(ctypes.c_void_p,) * 3, ctypes.c_size_t
+    )

@@ -79,7 +79,8 @@ class Counters:
                 return
             if look is not None:
                 look()
-            if self._is_dead(peer):
+            # Looked at again: since the look above it may have counted, and then ended as it should.
+            if self._is_dead(peer) and int(values[peer]) < value:
                 raise PeerLost(
                     f"rank {self.rank} lost rank {peer} in {what}: process {self._pids[peer]} is gone"
                 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import socket
@@ -12,13 +14,18 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
 from dure.errors import PeerLost, UsageError
 from dure.world import World
 
 JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
+_AGENTS = ("dure", "torchrun")
+"""Launchers whose agent holds the store in which ranks meet."""
+_teams = itertools.count(1)
+"""Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
 
 
 def join_world(world: World, deadline_seconds: float) -> None:
@@ -32,21 +39,26 @@ def join_world(world: World, deadline_seconds: float) -> None:
     if _is_loopback(world.leader_host):
         # A host name that resolves to nothing, or to another interface, must not matter on one machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if world.launcher in ("dure", "torchrun"):  # the agent holds the store
-        dist.init_process_group("gloo", timeout=timeout)
-        return
-    store = _meet(world)
-    dist.init_process_group(
-        "gloo", store=PrefixStore("dure", store), rank=world.rank, world_size=world.size, timeout=timeout
-    )
+    store = _store(world)
+    # Ranks leave their addresses in the store. A second team of the same ranks, under the same names, would find those
+    # of the first one, where nobody listens any more, and wait.
+    names = PrefixStore(f"team/{next(_teams)}", store)
+    if world.launcher in _AGENTS:
+        store.set_timeout(timeout)
+    else:
+        _wait_for_all(world, names)
+    dist.init_process_group("gloo", store=names, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
-def _meet(world: World) -> TCPStore:
-    """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
+@functools.cache
+def _store(world: World) -> Store:
+    """Where these ranks meet, for as long as the process lives: a team that comes later meets there too."""
     deadline = timedelta(seconds=JOIN_SECONDS)
-    where = f"{world.leader_host}:{world.leader_port}"
+    if world.launcher in _AGENTS:  # the agent holds the store
+        store: Store = next(rendezvous("env://", timeout=deadline))[0]
+        return store
     try:
-        store = TCPStore(
+        return TCPStore(
             world.leader_host,
             world.leader_port,
             world.size,
@@ -54,18 +66,24 @@ def _meet(world: World) -> TCPStore:
             timeout=deadline,
             wait_for_workers=False,
         )
+    except dist.DistNetworkError as error:
+        raise _cannot_meet(world, error) from None
+
+
+def _wait_for_all(world: World, store: Store) -> None:
+    """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
+    try:
         store.set(f"here/{world.rank}", "1")
         for rank in range(world.size):
-            store.wait([f"here/{rank}"], deadline)
+            store.wait([f"here/{rank}"], timedelta(seconds=JOIN_SECONDS))
     except dist.DistNetworkError as error:
         raise _cannot_meet(world, error) from None
     except dist.DistStoreError:
         missing = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
         raise PeerLost(
-            f"rank {world.rank} waited {JOIN_SECONDS:.0f} s at {where} for rank(s) {', '.join(map(str, missing))}; "
-            f"start all {world.size} ranks with the same --world-size and --master"
+            f"rank {world.rank} waited {JOIN_SECONDS:.0f} s at {world.leader_host}:{world.leader_port} for rank(s) "
+            f"{', '.join(map(str, missing))}; start all {world.size} ranks with the same --world-size and --master"
         ) from None
-    return store
 
 
 def _cannot_meet(world: World, error: Exception) -> UsageError | PeerLost:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 import time
+
+from dure.say import say
 
 ALIVE, STOP, KILL = "alive", "stop", "kill"
 """What a supervisor may say: go on; save and end; end at once."""
@@ -33,7 +34,7 @@ def _obey(lost_seconds: float) -> None:
         now = time.monotonic()
         if not ready:
             if now - heard_at > lost_seconds:
-                _say(f"the supervisor has not been heard of for {now - heard_at:.0f} s; this node ends")
+                say(f"the supervisor has not been heard of for {now - heard_at:.0f} s; this node ends")
                 _end_at_once()
                 return
             continue
@@ -48,7 +49,7 @@ def _obey(lost_seconds: float) -> None:
             return
         if STOP in words:
             os.kill(os.getpid(), signal.SIGTERM)
-    _say("the supervisor is gone; this node saves and ends")
+    say("the supervisor is gone; this node saves and ends")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_SAVE_SECONDS)
     _end_at_once()
@@ -57,7 +58,3 @@ def _obey(lost_seconds: float) -> None:
 def _end_at_once() -> None:
     # Not SIGTERM: that asks all nodes to save, by a file on storage that may be reached although the cable is out.
     os.kill(os.getpid(), signal.SIGHUP)
-
-
-def _say(text: str) -> None:
-    print(f"dure: {text}", file=sys.stderr, flush=True)

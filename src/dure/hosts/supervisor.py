@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import zlib
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dure.hosts.attached import KILL, STOP
 from dure.hosts.remote import SSH_FAILED, Host, Remote, answers
 from dure.launch.nodes.address import interfaces
 from dure.launch.stop import StopSignals
+from dure.say import say
 
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 8.0
@@ -214,8 +214,3 @@ class _Ended(DureError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def say(text: str) -> None:
-    """Tell the user."""
-    print(f"dure: {text}", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dure.errors import UsageError
+from dure.say import say
 
 if TYPE_CHECKING:
     from dure.image.build import Built
@@ -207,7 +208,7 @@ def _shown() -> Iterator[Progress]:
         if time.monotonic() - last > _LINE_SECONDS:
             last = time.monotonic()
             of = f" of {total / 1e6:.0f}" if total else ""
-            print(f"dure: image: {what}: {done / 1e6:.0f}{of} MB", file=sys.stderr, flush=True)
+            say(f"image: {what}: {done / 1e6:.0f}{of} MB")
 
     if not sys.stderr.isatty():
         yield line

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from dure.errors import JobError
+from dure.image.choice import choose_runner
 from dure.image.contents import PYTHON
-from dure.image.digest import digest_of, recorded, verified
 from dure.image.environment import IN_IMAGE, passed
 from dure.image.mounts import innermost, make_written_folders, mounts_of
 from dure.image.runner import Place, apptainer_command, enroot_command, own_command
 from dure.job import LoadedJob
-
-_PROGRAMS = {"enroot": ("enroot",), "apptainer": ("apptainer", "singularity"), "bubblewrap": ("bwrap",)}
 
 
 def digest_inside(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -65,25 +62,6 @@ def place_of(
     return Place(str(image), mounts, passed(environ, digest), workdir)
 
 
-def runner_of(loaded: LoadedJob, which: Callable[[str], str | None] = shutil.which) -> tuple[str, str]:
-    """(runner, program) that runs the image on this node; `auto` takes the first that is installed."""
-    wanted = loaded.job.cluster.runner
-    if wanted == "pyxis":
-        raise JobError(
-            "cluster.runner is pyxis, which works through srun; start the job with `dure submit`, or choose another "
-            "runner"
-        )
-    for runner in _PROGRAMS if wanted == "auto" else (wanted,):
-        for program in _PROGRAMS[runner]:
-            if which(program) is not None:
-                return runner, program
-    names = [name for runner in (_PROGRAMS if wanted == "auto" else (wanted,)) for name in _PROGRAMS[runner]]
-    raise JobError(
-        f"the job has an image, but this node has no {' or '.join(names)} to run it; install one (Debian: apt install "
-        "bubblewrap), or set cluster.runner"
-    )
-
-
 def command_inside(
     loaded: LoadedJob,
     run_folder: Path,
@@ -98,23 +76,21 @@ def command_inside(
     Everything that can be refused is refused here, before anything starts; then the folders that the run writes to are
     made. `arguments` should hold absolute paths. With `of_any_run`, `run_folder` is the folder that runs are made in.
     """
-    runner, program = runner_of(loaded)
     image = image_of(loaded)
     if image is None:
         raise JobError("the job has no image; set cluster.image, or run it without one")
-    # Our own runner holds the digest against the image itself.
-    digest = (recorded(image) or digest_of(image)) if runner == "bubblewrap" else verified(image)
+    chosen = choose_runner(loaded, image)
     place = place_of(
-        loaded, run_folder, digest=digest, job_file=job_file, environ=environ, of_any_run=of_any_run
+        loaded, run_folder, digest=chosen.digest, job_file=job_file, environ=environ, of_any_run=of_any_run
     )
     command = [PYTHON, "-m", "dure", *arguments]
-    if runner == "enroot":
+    if chosen.runner == "enroot":
         line = enroot_command(place, command)
-    elif runner == "apptainer":
+    elif chosen.runner == "apptainer":
         gpus = os.path.exists("/dev/nvidiactl")
-        line = apptainer_command(place, command, program=program, gpus=gpus)
+        line = apptainer_command(place, command, program=chosen.program, gpus=gpus)
     else:
-        line = own_command(sys.executable, place, command, digest)
+        line = own_command(sys.executable, place, command, chosen.digest)
     make_written_folders(loaded, run_folder, place.mounts, of_any_run=of_any_run)
     return line
 

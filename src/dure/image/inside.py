@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from dure.image.environment import complete
 from dure.image.mounts import Mounted
 from dure.image.runner import bubblewrap_command
 from dure.image.tree import WAYS, find_tree
+from dure.say import say
 
 HANDED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,
@@ -149,4 +149,4 @@ def _hand_on(first: int, number: int) -> None:
         for child in children[:1]:
             os.kill(int(child), number)
     except (OSError, ValueError) as error:
-        print(f"dure: the signal {number} could not be handed on: {error}", file=sys.stderr, flush=True)
+        say(f"the signal {number} could not be handed on: {error}")

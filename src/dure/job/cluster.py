@@ -42,7 +42,7 @@ class Cluster(Section):
     image: str | None = None
     """A squashfs image that every rank runs in (`dure image build`): a path in the storage, or an absolute one."""
     runner: Literal["auto", "pyxis", "enroot", "apptainer", "bubblewrap"] = "auto"
-    """What runs the image; `auto`: the first of these that the node has, the last of which is ours."""
+    """What runs the image; `auto`: the first of these that starts it on the node, the last of which is ours."""
     mounts: tuple[Mount, ...] = ()
     """What is there inside the image. Without any: the storage read-only, the job's folder read-only, the run's folder
     and the checkpoints' read-write."""

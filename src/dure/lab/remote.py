@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from dure.errors import DureError
 from dure.lab.keeper import Keeper
-from dure.lab.machine import run
+from dure.lab.machine import SETUP_SECONDS, run
 
 _SYSTEM_CONFIG = "/etc/ssh/ssh_config"
+_LOOK_SECONDS = 0.01
+_PORT = 22
+_LISTENS = "0A"
+"""The kernel's word for it, in /proc/net/tcp."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -37,10 +43,24 @@ def prepare(folder: Path, addresses: Mapping[str, str], lab: str) -> None:
 
 
 def start(folder: Path, place: Keeper, lab: str) -> None:
-    """Start the place's sshd; it ends with the place."""
+    """Start the place's sshd, and wait until it listens; it ends with the place."""
     log = folder / f"sshd_{place.host}.log"
     config = folder / f"sshd_config_{place.host}"
     run(place.command(lab, [shutil.which("sshd") or "sshd", "-f", str(config), "-E", str(log)]))
+    # It goes into the background first, and listens then: whoever came in between would be refused.
+    deadline = time.monotonic() + SETUP_SECONDS
+    while not _is_listened_to(place, _PORT):
+        if time.monotonic() > deadline:
+            said = log.read_text(errors="replace").strip() if log.exists() else ""
+            raise DureError(f"{place.host}: sshd does not listen after {SETUP_SECONDS:.0f} s: {said}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _is_listened_to(place: Keeper, port: int) -> bool:
+    """Whether somebody in a place listens at a port; asked of the kernel, so that nobody is called for it."""
+    _, *sockets = Path(f"/proc/{place.pid}/net/tcp").read_text().splitlines()
+    fields = [line.split() for line in sockets]
+    return any(own.endswith(f":{port:04X}") and state == _LISTENS for _, own, _, state, *_ in fields)
 
 
 def client_config(folder: Path) -> tuple[Path, str] | None:
@@ -59,7 +79,7 @@ def _server(folder: Path, name: str, address: str, lab: str) -> str:
         paths = os.environ["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
     settings = " ".join(f'"{key}={value}"' for key, value in environment.items())
-    return f"""ListenAddress {address}:22
+    return f"""ListenAddress {address}:{_PORT}
 HostKey {folder}/host_key_{name}
 AuthorizedKeysFile {folder}/authorized_keys
 PidFile none

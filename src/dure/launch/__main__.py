@@ -10,6 +10,7 @@ from pathlib import Path
 from dure.errors import DureError, RankFailed
 from dure.launch import run_script
 from dure.run_folder import RunFolder
+from dure.say import say
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
             port=options.port,
         )
     except DureError as error:
-        print(f"dure: {error}", file=sys.stderr)
+        say(str(error))
         if isinstance(error, RankFailed) and error.details:
             print(error.details, file=sys.stderr)
         return error.exit_code

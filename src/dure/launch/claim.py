@@ -11,11 +11,11 @@ import fcntl
 import json
 import os
 import socket
-import sys
 from types import TracebackType
 
 from dure.errors import UsageError
 from dure.run_folder import RunFolder
+from dure.say import say
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems answer that know no locks."""
@@ -45,10 +45,9 @@ class Claim:
                     f"{self._folder.path} is in use: {holder} trains there; wait for it, stop it, or give another "
                     "--run-dir"
                 ) from None
-            print(
-                f"dure: {self._folder.path} is on a file system without locks ({error.strerror}): nothing keeps a "
-                "second launch out of it",
-                file=sys.stderr,
+            say(
+                f"{self._folder.path} is on a file system without locks ({error.strerror}): nothing keeps a "
+                "second launch out of it"
             )
         self._sign()
         return self

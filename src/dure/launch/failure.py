@@ -26,7 +26,8 @@ _LOST_CONNECTION = (
 )
 _MACHINE_ERRORS = {"OutOfMemoryError", "AcceleratorError"}  # torch's: named, so that it need not be imported
 _MACHINE_WORDS = ("dataloader worker", "can't allocate memory", "out of memory", "cuda error", "nccl error")
-_BETTER_CAUSE_SECONDS = 2.0
+_BETTER_CAUSE_SECONDS = 5.0
+"""For the rank that failed first: it may still unwind, on a machine that is busy with the others' ends."""
 _TORCH_DISTRIBUTED_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
 

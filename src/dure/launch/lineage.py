@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -38,6 +39,34 @@ def children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel built without CONFIG_PROC_CHILDREN
         return []
+
+
+def descendants() -> list[int]:
+    """Return the children of this process, theirs, and so on."""
+    found: list[int] = []
+    to_visit = [os.getpid()]
+    while to_visit:
+        pid = to_visit.pop()
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for thread in os.listdir(f"/proc/{pid}/task"):  # a child belongs to the thread that made it
+                with open(f"/proc/{pid}/task/{thread}/children") as file:
+                    theirs = [int(child) for child in file.read().split()]
+                found += theirs
+                to_visit += theirs
+    return found
+
+
+def numbers_in_use() -> set[int]:
+    """Return the numbers of all processes, also those that they have in namespaces below this one."""
+    numbers: set[int] = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            numbers.add(int(entry))
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/status") as file:
+                for line in file:
+                    if line.startswith("NSpid:"):
+                        numbers.update(map(int, line.split()[1:]))
+    return numbers
 
 
 def began_at() -> float:

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dure.launch import lineage
+from dure.launch.litter import LOOK_SECONDS, Litter
 
 _END_SECONDS = 5.0
 _FOR_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -106,20 +107,24 @@ def _serve(launcher: Connection) -> Birth | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     ranks: dict[int, int] = {}
+    litter = Litter()
     teams = 0
     while True:
-        ready, _, _ = select.select([launcher.fileno(), wake_read], [], [])
+        ready, _, _ = select.select([launcher.fileno(), wake_read], [], [], LOOK_SECONDS if ranks else None)
+        litter.look()
         if wake_read in ready:
             os.read(wake_read, 4096)
-            _report_ends(launcher, ranks)
+            _report_ends(launcher, ranks, litter)
         if launcher.fileno() in ready:
             try:
                 births: list[Birth] = pickle.loads(launcher.recv_bytes())
             except (EOFError, OSError):
-                _end_descendants(list(ranks))
+                _end_descendants(list(ranks), litter)
+                litter.sweep()
                 return None
             if teams and not ranks:
-                _end_descendants([])  # what the ranks of the team before left running
+                _end_descendants([], litter)  # what the ranks of the team before left running
+                litter.sweep()
             teams += 1
             for birth in births:
                 pid = os.fork()
@@ -137,7 +142,7 @@ def _serve(launcher: Connection) -> Birth | None:
                 _tell(launcher, Born(birth.rank, pid))
 
 
-def _report_ends(launcher: Connection, ranks: dict[int, int]) -> None:
+def _report_ends(launcher: Connection, ranks: dict[int, int], litter: Litter) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -145,6 +150,7 @@ def _report_ends(launcher: Connection, ranks: dict[int, int]) -> None:
             return
         if pid == 0:
             return
+        litter.saw(pid)
         rank = ranks.pop(pid, None)
         if rank is not None:  # otherwise an adopted orphan
             _tell(launcher, Ended(rank, os.waitstatus_to_exitcode(status), time.monotonic_ns()))
@@ -155,7 +161,7 @@ def _tell(launcher: Connection, message: Born | Ended) -> None:
         launcher.send(message)
 
 
-def _end_descendants(ranks: list[int]) -> None:
+def _end_descendants(ranks: list[int], litter: Litter) -> None:
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         for pid in {*lineage.children(), *ranks}:
@@ -163,6 +169,7 @@ def _end_descendants(ranks: list[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
         try:
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                litter.saw(pid)
                 if pid in ranks:
                     ranks.remove(pid)
         except ChildProcessError:

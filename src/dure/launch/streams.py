@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LINE_WAIT_SECONDS = 0.05
+_LINE_WAIT_SECONDS = 0.25
 
 
 @dataclass

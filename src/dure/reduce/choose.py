@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +14,7 @@ from dure.exchange.link import Link, lay_link
 from dure.reduce.exchanger import Alone, Exchanger, OverGloo, Wire, most_pieces
 from dure.reduce.nodes import BetweenNodes
 from dure.reduce.shared import share_or_none
+from dure.say import say
 
 Transport = Literal["auto", "gloo"]
 WireName = Literal["fp32", "bf16"]
@@ -94,10 +94,7 @@ class Ways:
             deadline_seconds=place.deadline_seconds,
         )
         if link is None and place.rank == 0:
-            print(
-                "dure: no TCP connection of our own between the nodes; gradients go over Gloo, same bits",
-                file=sys.stderr,
-            )
+            say("no TCP connection of our own between the nodes; gradients go over Gloo, same bits")
         return link
 
     def _is_regular(self) -> bool:

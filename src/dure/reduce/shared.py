@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from dure.exchange.meeting import Meeting
 from dure.exchange.segment import Offer, Segment, map_offer, offer_tensor
 from dure.reduce.exchanger import Pieces, Room, Wire, adding_dtype, joined, leading_to
 from dure.reduce.treesum import TreeSum, tree_sum
+from dure.say import say
 
 ALIGNED = 16
 """Slices start at multiples of this many elements, a cache line: no two ranks write to one line."""
@@ -187,10 +187,9 @@ class ThroughSharedMemory:
         enough = least > nbytes * (self._ranks + 1)
         if not enough and self._rank == 0 and not self._told:
             self._told = True
-            print(
-                f"dure: {SHM} has {least >> 20} MiB left, too little for {self._ranks} buckets of {nbytes >> 20} MiB; "
-                "buckets are copied instead (same bits, a little slower)",
-                file=sys.stderr,
+            say(
+                f"{SHM} has {least >> 20} MiB left, too little for {self._ranks} buckets of {nbytes >> 20} MiB; "
+                "buckets are copied instead (same bits, a little slower)"
             )
         return enough
 
@@ -245,10 +244,7 @@ def share_or_none(
     if any(everyones):
         if group.rank == 0:
             rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
-            print(
-                f"dure: rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits",
-                file=sys.stderr,
-            )
+            say(f"rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits")
         if made is not None:
             made.close()
         return None

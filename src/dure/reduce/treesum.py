@@ -7,14 +7,12 @@ dtypes, torch does it block by block. Same bits, about half the speed.
 from __future__ import annotations
 
 import ctypes
-import functools
-import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
+from dure.compiled import compiled_function
 from dure.reduce.exchanger import Addition, Wire
 
 BLOCK = 32 * 1024
@@ -24,6 +22,7 @@ MOST_PIECES = 64
 
 TreeSum = Callable[[float], None]
 """Called with the scale."""
+Kernel = Callable[..., None]
 
 
 class _Plan(ctypes.Structure):
@@ -75,19 +74,16 @@ def tree_sum(
     return run
 
 
-@functools.cache
-def compiled() -> Any:
+def compiled() -> Kernel | None:
     """The kernel that was compiled at installation; None where there is none."""
-    found = importlib.util.find_spec("dure.reduce._treesum")
-    if found is None or found.origin is None:
-        return None
-    try:
-        kernel = ctypes.CDLL(found.origin).dure_tree_sum_3
-    except (OSError, AttributeError):  # for another machine, or of another version
-        return None
-    kernel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float)
-    kernel.restype = None
-    return kernel
+    return compiled_function(
+        "dure.reduce._treesum",
+        "dure_tree_sum_3",
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_float,
+    )
 
 
 def _is_plain(pieces: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], wire: Wire) -> bool:
@@ -99,7 +95,7 @@ def _is_plain(pieces: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], wire
 
 
 def _by_kernel(
-    kernel: Any,
+    kernel: Kernel,
     pieces: Sequence[torch.Tensor],
     additions: Sequence[Addition],
     root: int,

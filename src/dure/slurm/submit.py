@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from dure.errors import UsageError
 from dure.files import make_folders, write_whole
+from dure.say import say
 from dure.slurm import queue
 from dure.slurm.request import Request
 from dure.slurm.script import script
@@ -65,7 +65,7 @@ def submit(request: Request) -> Submitted:
         make_folders(done.run)
         write_whole(note_in(done.run), json.dumps(note, indent=1))
     except OSError as error:  # the job is in the queue all the same, and its number finds it
-        print(f"dure: cannot note the job in {done.run}: {error.strerror}", file=sys.stderr)
+        say(f"cannot note the job in {done.run}: {error.strerror}")
     return done
 
 

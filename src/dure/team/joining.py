@@ -19,6 +19,7 @@ from dure.pulse import Pulse
 from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
 from dure.replica import compile_by_shape_alone
 from dure.run_folder import RunFolder
+from dure.say import say
 from dure.seeds import plant
 from dure.team.team import Team
 from dure.world import World, read_world
@@ -91,7 +92,7 @@ def _tell_errors_in_one_line() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, DureError):
-            print(f"dure: {error}", file=sys.stderr)
+            say(str(error))
         else:
             before(kind, error, trace)
 

@@ -14,12 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__, events
 from dure.checkpoint.background import Background
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.keeper import STOP, Keeper
 from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.pages import make_present
+from dure.checkpoint.restore import restore
 from dure.checkpoint.save import WRITE_SECONDS
-from dure.checkpoint.state import Share, State, WholeState, capture, restore
+from dure.checkpoint.state import Share, State, WholeState
 from dure.checkpoint.where import location, open_to_write
 from dure.errors import Resumable
 from dure.exchange.group import node_group
@@ -78,6 +80,7 @@ class Keeping:
         self._note = note
         self.keeper = self._keeper()
         self.memory = self._memory_tier()
+        self._capture = Capture(trained.model.module, trained.optimizer, trained.schedule)
         self._readying = Background("memory for states", gives_way=True)
 
     def resume(self) -> None:
@@ -228,9 +231,7 @@ class Keeping:
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,
         }
-        return capture(
-            self.trained.model.module, self.trained.optimizer, self.trained.schedule, facts, share, sharing
-        )
+        return self._capture.take(facts, share, sharing)
 
     def _state(self) -> State:
         team, steps = self.team, self.trained.steps_of_epoch
@@ -255,14 +256,7 @@ class Keeping:
             "versions": {"dure": __version__, "torch": torch.__version__},
         }
         share = Share(team.rank, team.world.size)
-        return capture(
-            self.trained.model.module,
-            self.trained.optimizer,
-            self.trained.schedule,
-            facts,
-            share,
-            team.sharing(self.trained.optimizer),
-        )
+        return self._capture.take(facts, share, team.sharing(self.trained.optimizer))
 
     def _saving(self) -> None:
         self.team.pulse.beat(self.at.steps_done, Phase.SAVE)
