@@ -119,6 +119,20 @@ def test_what_is_wrong_on_one_node_is_named_with_it_also_inside_an_allocation(he
     assert "사전 점검 실패, 노드 node1: 읽기·쓰기" in ended.stderr
 
 
+@pytest.mark.soak
+def test_each_node_goes_into_the_image_by_itself(here, shared, image):
+    os.link(image, shared / image.name)
+    remount = f"mount -o remount,bind,%s '{shared}/checkpoints'"
+    with mounted(here, "node1", remount % "ro", remount % "rw"):
+        ended = dure("doctor", shared / "job.toml", "--json", "--set", f"cluster.image={image.name}")
+    found = json.loads(ended.out)
+    assert failed(found) == {("read_write", "node1")}
+    digests = {one["node"]: one["value"] for one in found["findings"] if one["check"] == "digests"}
+    assert len(digests) == 2
+    assert all("image " in value for value in digests.values())
+    assert list((shared / "checkpoints").iterdir()) == []
+
+
 def start(shared, *options):
     """The doctor, running; its end is awaited by whoever started it."""
     return subprocess.Popen(

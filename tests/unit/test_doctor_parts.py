@@ -331,7 +331,7 @@ def test_a_job_for_slurm_is_looked_at_here_where_there_is_no_slurm_and_that_is_s
     ended = dure("doctor", tmp_path / "job.toml", "--slurm", **no_slurm)
     assert (ended.code, "there is no salloc here" in ended.err) == (2, True), ended.err
     ended = dure("doctor", tmp_path / "job.toml", "--slurm", "--hosts", "a,b", **no_slurm)
-    assert (ended.code, "choose one of the two" in ended.err) == (2, True), ended.err
+    assert (ended.code, "choose one of them" in ended.err) == (2, True), ended.err
 
 
 def test_an_image_that_slurm_runs_is_told_to_srun():

@@ -31,8 +31,9 @@ def examine(
         bool | None,
         typer.Option(
             "--slurm/--no-slurm",
-            help="Have Slurm give the nodes: those of the allocation this is in, or some for the time of the look.",
-            show_default="as a job with [slurm] and without hosts has it",
+            help="Have Slurm give the nodes, as dure submit does: those of the allocation that this is in, else some "
+            "for the time of the look.",
+            show_default="for a job with [slurm] and without hosts",
         ),
     ] = None,
     wait: Annotated[int, typer.Option(min=1, help="How many seconds Slurm may take to give them.")] = 60,

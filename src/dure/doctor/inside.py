@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dure.checkpoint.where import location
-from dure.doctor.node import GOES_IN, Outside, serve
+from dure.doctor.node import GOES_IN, serve
 from dure.errors import DureError
 from dure.image.enter import command_inside
 from dure.job import LoadedJob
@@ -48,7 +48,7 @@ def serve_inside() -> int:
     """
     order = Order.from_line(_line())
     if order.of_any_run and not order.run_folder.is_dir():
-        serve(Outside(None))  # that it is missing is found by the look itself; to go in, it would be made
+        serve(f"{order.run_folder}, in which runs are made, is not there")  # to go in, it would be made
         return 0
     with _as_it_was(order):
         try:
@@ -60,7 +60,7 @@ def serve_inside() -> int:
                 of_any_run=order.of_any_run,
             )
         except DureError as error:
-            serve(Outside(str(error)))
+            serve(str(error))
             return 0
         print(GOES_IN, flush=True)
         return subprocess.run(line, check=False).returncode

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from dure.doctor.checks import bucket, machine, names, storage, versions
@@ -29,8 +29,11 @@ _FORGOTTEN_SECONDS = 600
 """When nothing was asked for so long, the cable to whoever asked is out, and nobody will hang up."""
 
 
-def serve(outside: Outside | None = None) -> None:
-    """Answer on standard output what is asked on standard input, until that ends, or nobody asks any more."""
+def serve(outside: str | None = None) -> None:
+    """Answer on standard output what is asked on standard input, until that ends, or nobody asks any more.
+
+    `outside`: why it could not go into the job's image, and looks from outside of it.
+    """
     for number in (signal.SIGALRM, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, _end)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -52,18 +55,10 @@ def _end(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-@dataclass(frozen=True)
-class Outside:
-    """That this part looks from outside of the job's image, as it could not go in."""
-
-    why: str | None
-    """None where the checks themselves will say it."""
-
-
 class NodePart:
     """What a node knows of itself between two questions."""
 
-    def __init__(self, outside: Outside | None = None) -> None:
+    def __init__(self, outside: str | None = None) -> None:
         self._outside = outside
         self._name = ""
         self._token = ""
@@ -90,8 +85,8 @@ class NodePart:
         if self._outside is not None:  # what refuses to be written is the image's business
             self._plan = replace(self._plan, refuses=())
         findings, self._address = local_findings(self._plan, node, token)
-        if self._outside is not None and self._outside.why is not None:
-            findings.append(bad("image", node, "image.closed", reason=self._outside.why))
+        if self._outside is not None:
+            findings.append(bad("image", node, "image.closed", reason=self._outside))
         if self._address is not None:
             self._listener = Listener(self._address, self._plan.port)
             if self._listener.taken:

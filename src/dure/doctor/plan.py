@@ -104,7 +104,7 @@ def plan_of(
         storage=None if quick and len(hosts) < 2 and not loaded.job.model.weights else folder,
         # A server takes its time, and a run that cannot reach it says so itself.
         bucket=loaded.storage if folder is None and not quick else None,
-        needs=_needed_paths(loaded, folder, quick=quick),
+        needs=_needed_paths(loaded, quick=quick),
         refuses=_read_only_paths(folder) if enforced and folder is not None else (),
         writable=_written_folder(loaded, folder, run_folder, shared=shared),
         # A shared folder for all runs that is missing on a node is one that is not mounted there.
@@ -134,7 +134,7 @@ def _weights_bytes(loaded: LoadedJob) -> int:
         return 0
 
 
-def _needed_paths(loaded: LoadedJob, folder: str | None, *, quick: bool) -> tuple[str, ...]:
+def _needed_paths(loaded: LoadedJob, *, quick: bool) -> tuple[str, ...]:
     """What the job reads of the storage: weights, and what arguments of factories name.
 
     `quick`: not those, as a factory may make them; and nothing in a bucket.

@@ -88,9 +88,9 @@ def look(asked: Asked) -> Examination:
 def _from_slurm(asked: Asked, loaded: LoadedJob | None, cluster: Cluster) -> bool:
     """Whether the nodes come from Slurm: as the command line says, else where the job names no hosts and has a
     [slurm] section, or wants several nodes and is looked at inside of an allocation; if Slurm is here at all."""
-    if asked.slurm and cluster.hosts:
+    if asked.slurm and asked.hosts is not None:
         raise UsageError(
-            f"the nodes are {', '.join(cluster.hosts)}, or Slurm's (--slurm); choose one of the two"
+            f"--hosts {asked.hosts} names the nodes, and --slurm has Slurm give some; choose one of them"
         )
     if asked.slurm is not None:
         return asked.slurm

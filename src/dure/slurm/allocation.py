@@ -21,6 +21,7 @@ from typing import IO
 from dure.errors import DureError
 from dure.slurm import queue
 from dure.slurm.request import Request
+from dure.slurm_lists import expand_hosts
 
 _HOLD = 'printf "%s %s\\n" "$SLURM_JOB_ID" "$SLURM_JOB_NODELIST"; read -r end'
 _LEAST_MINUTES = 10
@@ -31,10 +32,10 @@ _RETURN_SECONDS = 10.0
 _LAST_WORDS = 2000
 _OF_THE_SCRIPT = (
     *("batch", "begin", "deadline", "dependency", "export", "export-file", "ignore-pbs", "input"),
-    *("kill-on-invalid-dep", "mail-type", "mail-user", "propagate", "wait-all-nodes"),
+    *("hold", "kill-on-invalid-dep", "mail-type", "mail-user", "propagate", "wait-all-nodes"),
 )
 """Options of sbatch that say something of the batch script, or of when it runs, and nothing of its nodes."""
-_SHORT_OF_THE_SCRIPT = "bdi"
+_SHORT_OF_THE_SCRIPT = "bdHi"
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _wait_for_nodes(
     errors.seek(0)
     said = errors.read()[-_LAST_WORDS:].decode(errors="replace").strip().splitlines()
     raise DureError(
-        f"Slurm gave no {nodes}: {'; '.join(said) or 'salloc ended without a word'}; [slurm] in the job says what is "
+        f"Slurm refused {nodes}: {'; '.join(said) or 'salloc ended without a word'}; [slurm] in the job says what is "
         "asked for"
     )
 
@@ -179,19 +180,10 @@ def _give_back(process: subprocess.Popen[str], name: str, *, granted: bool) -> N
 
 
 def _found(job_id: int, node_list: str) -> Allocation:
-    names = tuple(_told(["scontrol", "show", "hostnames", node_list]).split())
-    known = dict(
-        re.findall(
-            r"^NodeName=(\S+) .*? NodeAddr=(\S+) ",
-            _told(["scontrol", "show", "node", "--oneliner", node_list]),
-            re.MULTILINE,
-        )
-    )
+    """The nodes in their order, the first of which leads in the batch script too."""
+    names = tuple(expand_hosts(node_list))
+    asked = queue.call(["scontrol", "show", "node", "--oneliner", node_list])
+    if asked.returncode != 0:
+        raise DureError(f"scontrol does not know {node_list}: {(asked.stderr or asked.stdout).strip()}")
+    known = dict(re.findall(r"^NodeName=(\S+) .*? NodeAddr=(\S+) ", asked.stdout, re.MULTILINE))
     return Allocation(job_id, names, tuple(known.get(name, name) for name in names))
-
-
-def _told(words: Sequence[str]) -> str:
-    done = queue.call(words)
-    if done.returncode != 0:
-        raise DureError(f"`{' '.join(words)}` failed: {(done.stderr or done.stdout).strip()}")
-    return done.stdout

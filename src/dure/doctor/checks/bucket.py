@@ -35,9 +35,9 @@ def there(plan: Plan, node: str) -> Finding:
 
 
 def takes(plan: Plan, node: str, token: str) -> Finding:
-    """Whether checkpoints can be saved: put, get, a put that refuses to replace, delete.
+    """Whether checkpoints can be saved: put, get, delete, and a put that refuses to replace, as a manifest's must.
 
-    The last is what a manifest is written by. A mark stays until `forget`.
+    A mark stays until `forget`.
     """
     assert plan.saves is not None
     once = f"{_mark(token, node)}-once"

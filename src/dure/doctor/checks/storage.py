@@ -69,8 +69,10 @@ def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
 def forget(plan: Plan, node: str, token: str) -> None:
     """Remove what `takes` wrote."""
     if plan.writable is not None:
-        with contextlib.suppress(OSError):
-            _mark(_marked(plan), token, node).unlink()
+        # Wherever it was: a run may have made the folder meanwhile.
+        for folder in (Path(plan.writable), *Path(plan.writable).parents):
+            with contextlib.suppress(OSError):
+                _mark(str(folder), token, node).unlink()
 
 
 def space(plan: Plan, node: str) -> list[Finding]:
