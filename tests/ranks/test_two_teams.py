@@ -37,10 +37,12 @@ def test_under_dure_run(alone, tmp_path):
     assert fingerprints(ended.out, 2) == alone
 
 
+@pytest.mark.soak
 def test_under_torchrun(alone):
     assert fingerprints(run([*TORCHRUN, SCRIPT], OMP_NUM_THREADS="1"), 2) == alone
 
 
+@pytest.mark.soak
 def test_by_hand(alone):
     (port,) = free_ports(1)
     ranks = [by_hand(SCRIPT, rank, port, 2) for rank in (1, 0)]
