@@ -15,6 +15,9 @@ from dure.launch.team import TORCH
 from dure.run_folder import RunFolder
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a process namespace")
+sweeps = pytest.mark.skipif(
+    os.stat("/proc/self/ns/pid").st_ino != 0xEFFFFFFC, reason="in a container nothing is removed"
+)
 
 
 def run(tmp_path, who, **options):
@@ -29,6 +32,7 @@ def run(tmp_path, who, **options):
     )
 
 
+@sweeps
 @pytest.mark.parametrize("who", ["worker", "rank"])
 def test_a_team_that_re_forms_finds_nothing_of_what_killed_processes_left(tmp_path, who):
     told = []
@@ -37,6 +41,7 @@ def test_a_team_that_re_forms_finds_nothing_of_what_killed_processes_left(tmp_pa
     assert littering.left_by((tmp_path / f"left-{who}").read_text()) == []
 
 
+@sweeps
 def test_at_the_end_nothing_is_left_but_what_is_not_ours(tmp_path):
     others = [littering.SHM / f"torch_{pid}_1_1" for pid in (os.getpid(), dead_process())]
     for path in others:
@@ -65,6 +70,7 @@ def leave(folder, pid):
     return path
 
 
+@sweeps
 def test_only_files_of_dead_processes_that_were_seen_are_removed(tmp_path):
     litter = Litter(tmp_path)
     ours, unseen = dead_process(), dead_process()
@@ -109,6 +115,7 @@ def test_another_users_files_are_left_alone(tmp_path):
     assert left.exists()
 
 
+@sweeps
 @needs_root
 def test_a_living_process_of_a_container_with_the_same_number_keeps_its_files(tmp_path):
     number = dead_process()
@@ -130,6 +137,7 @@ def test_a_living_process_of_a_container_with_the_same_number_keeps_its_files(tm
         container.communicate(timeout=30)
 
 
+@sweeps
 @needs_root
 def test_inside_a_container_nothing_is_removed(tmp_path):
     code = (
