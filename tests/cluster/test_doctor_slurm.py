@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
 from commands import dure
+from leftovers import wait_until
 
 JOB = """
 name = "ten"
@@ -85,13 +85,6 @@ def jobs(slurm):
     ]
 
 
-def until(reached, what):
-    deadline = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def test_nodes_that_slurm_gives_pass_and_are_given_back(here, shared):
     ended = dure("doctor", shared / "job.toml", "--json")
     assert (ended.code, ended.err) == (0, ""), ended.out
@@ -103,7 +96,7 @@ def test_nodes_that_slurm_gives_pass_and_are_given_back(here, shared):
     assert {(check, node) for check in checks for node in ("node0", "node1")} <= set(told)
     assert told["read_write", "node1"] == f"{shared}/checkpoints takes write, fsync and rename"
     assert [(pair["from"], pair["to"]) for pair in found["pairs"]] == [("node0", "node1"), ("node1", "node0")]
-    assert jobs(here) == []
+    wait_until(lambda: jobs(here) == [], "the nodes to be given back")
     assert list((shared / "checkpoints").iterdir()) == []
 
 
@@ -144,20 +137,25 @@ def start(shared, *options):
 
 
 def nothing_is_left(slurm):
-    until(lambda: jobs(slurm) == [], "the nodes are not given back")
+    wait_until(lambda: jobs(slurm) == [], "the nodes to be given back")
     own = ("--serve", "salloc", "srun")
     running = lambda: [  # noqa: E731
         process for process in slurm.processes() if any(word in process.cmdline() for word in own)
     ]
-    until(lambda: not running(), f"still running: {running()}")
+    wait_until(lambda: not running(), lambda: f"the end of {running()}")
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_however_the_doctor_ends_the_nodes_are_given_back(here, shared, stop):
-    with start(shared) as process:
-        until(lambda: jobs(here) != [] or process.poll() is not None, "no nodes")
-        os.kill(process.pid, stop)
-        _, said = process.communicate(timeout=60)
+    for _ in range(
+        5
+    ):  # a look takes two seconds: on a busy machine it may be over before it is seen to hold nodes
+        with start(shared) as process:
+            wait_until(lambda: jobs(here) != [] or process.poll() is not None, "nodes")
+            process.send_signal(stop)
+            _, said = process.communicate(timeout=300)
+        if process.returncode != 0:
+            break
     assert process.returncode == (130 if stop is signal.SIGINT else -9)
     assert stop is signal.SIGKILL or "Ctrl-C: stopped" in said
     nothing_is_left(here)
@@ -170,9 +168,9 @@ def test_without_free_nodes_it_says_so_in_time_and_waits_for_none(here, shared):
     assert "Slurm had no 3 nodes free within 2 s" in ended.err
     assert "--wait SECONDS waits longer" in ended.err
     with start(shared, "--set", "cluster.nodes=3") as process:
-        until(lambda: jobs(here) != [] or process.poll() is not None, "not in the queue")
+        wait_until(lambda: jobs(here) != [] or process.poll() is not None, "a place in the queue")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == 130
     nothing_is_left(here)
 

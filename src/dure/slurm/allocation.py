@@ -81,6 +81,7 @@ def hold(request: Request, wait_seconds: int) -> Iterator[Allocation]:
     """Nodes as the request wants them, if Slurm gives them in time; they are given back at the end."""
     queue.need("salloc")
     name = f"dure-{uuid.uuid4().hex[:16]}"
+    began = time.monotonic()  # before salloc's own clock
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             salloc_words(request, name, wait_seconds),
@@ -93,7 +94,7 @@ def hold(request: Request, wait_seconds: int) -> Iterator[Allocation]:
         )
         granted = False
         try:
-            job, nodes = _wait_for_nodes(process, errors, request, wait_seconds)
+            job, nodes = _wait_for_nodes(process, errors, request, began, wait_seconds)
             granted = True
             yield _found(job, nodes)
         finally:
@@ -130,11 +131,10 @@ def _is_of_nodes(option: str) -> bool:
 
 
 def _wait_for_nodes(
-    process: subprocess.Popen[str], errors: IO[bytes], request: Request, wait_seconds: int
+    process: subprocess.Popen[str], errors: IO[bytes], request: Request, began: float, wait_seconds: int
 ) -> tuple[int, str]:
     """The job's number and its nodes, once they are there; or why they are not."""
     assert process.stdout is not None
-    began = time.monotonic()
     ready, _, _ = select.select([process.stdout], [], [], wait_seconds + _LATE_SECONDS)
     told = re.fullmatch(r"([0-9]+) (\S+)\n", process.stdout.readline()) if ready else None
     if told is not None:
