@@ -25,6 +25,7 @@ def test_the_bench_has_all_its_figures():
     runs, stalls, saves = figures["runs"], figures["stalls"], figures["saves"]
     assert runs["checkpoints"][0] >= 2
     assert runs["ratio"] > 0
+    assert runs["second_half_ratio"] > 0
     assert min(stalls["ratios"].values()) > 0
     assert set(saves) == {"state_bytes", "disk", "disk_past_cache", "dure", "torch_save", "dcp", "dcp_async"}
     assert all(saves[name]["mb_per_second"] > 0 for name in saves if name != "state_bytes")

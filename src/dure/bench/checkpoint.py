@@ -149,6 +149,7 @@ def _runs(folder: Path, ranks: int, size: Size) -> Figures:
     job.write_text(_JOB.format(steps=steps, **words))
     ways = {"without": _WITHOUT, "with": ("--set", f"checkpoint.every_seconds={size.every_seconds}")}
     found: dict[str, list[float]] = {name: [] for name in ways}
+    late: dict[str, list[float]] = {name: [] for name in ways}
     saved: list[list[float]] = []
     sha256 = set()
     for turn in range(size.rounds):
@@ -158,11 +159,13 @@ def _runs(folder: Path, ranks: int, size: Size) -> Figures:
             sha256.add(summary["weights_sha256"])
             # Without the launch: importing torch takes a second more or less, and is not what is measured.
             found[name].append(sum(summary["seconds"].values()) - summary["seconds"]["launch"])
+            late[name].append(_second_half(place))
             if name == "with":
                 saved.append(_checkpoints_saved(place))
     if len(sha256) > 1:
         raise DureError(f"runs with and without checkpoints have other weights: {sorted(sha256)}")
     ratio = statistics.median(found["with"]) / statistics.median(found["without"])
+    late_ratio = statistics.median(late["with"]) / statistics.median(late["without"])
     return {
         "parameters": warm[0]["parameters"],
         "steps": steps,
@@ -172,6 +175,7 @@ def _runs(folder: Path, ranks: int, size: Size) -> Figures:
         "checkpoints": [len(seconds) for seconds in saved],
         "checkpoint_seconds": saved,
         "ratio": round(ratio, 4),
+        "second_half_ratio": round(late_ratio, 4),
         "bar": RUN_BAR,
         "within_bar": ratio <= RUN_BAR,
     }
@@ -186,9 +190,19 @@ def _whole_run(job: Path, folder: Path, ranks: int, arguments: Sequence[str]) ->
         attempt.end()
 
 
+def _second_half(run: Path) -> float:
+    """The seconds of the second half of the steps: what is paid once a run, as for fresh memory, is paid by then."""
+    ends = [event["at"] for event in _events_of(run) if event["kind"] == "step"]
+    return float(ends[-1] - ends[len(ends) // 2])
+
+
+def _events_of(run: Path) -> list[Figures]:
+    return Attempt(run, RunFolder(run), 1, ()).events()
+
+
 def _checkpoints_saved(run: Path) -> list[float]:
     """The seconds of each, off the step path."""
-    events = Attempt(run, RunFolder(run), 1, ()).events()
+    events = _events_of(run)
     saves = [event for event in events if event["kind"] == "checkpoint"]
     failed = next((event["trouble"] for event in saves if event["trouble"]), None)
     if failed is not None:
@@ -284,7 +298,8 @@ def in_words(figures: Figures) -> str:
             f"whole runs, {figures['ranks']} ranks, {runs['parameters']:,} parameters, {runs['steps']} steps: "
             f"without {_list(runs['without_seconds'])} s, with a checkpoint every {runs['every_seconds']:g} s and "
             f"states in memory {_list(runs['with_seconds'])} s ({_list(runs['checkpoints'])} checkpoints): "
-            f"{runs['ratio']:.3f} (bar {runs['bar']})"
+            f"{runs['ratio']:.3f} (bar {runs['bar']}); the second half of the steps alone "
+            f"{runs['second_half_ratio']:.3f}"
         )
     if "stalls" in figures:
         stalls = figures["stalls"]
