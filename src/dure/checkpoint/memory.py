@@ -7,6 +7,7 @@ agrees on the newest state that a node has whole and sound, brings it to those t
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -109,7 +110,9 @@ class MemoryTier:
         self._next_slot = 1 - self._next_slot
         copying_seconds = time.perf_counter() - began
         self._signing.begin(sign, copying_seconds)
-        spent = copying_seconds + signing_seconds
+        # Where ranks outnumber the cores, the steps after wait for the signing of all of them.
+        crowd = max(1.0, self.share.parts / len(os.sched_getaffinity(0)))
+        spent = copying_seconds + signing_seconds * crowd
         costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)
         self._kept_at = (step, time.perf_counter())
