@@ -160,14 +160,15 @@ SmallRun(store)  # what torch imports for its first optimizer, once for all chil
 while sys.stdin.readline():
     child = os.fork()
     if child == 0:
-        run, (step, told) = SmallRun(store, rows=3000), newest(store)
+        run, (step, told) = SmallRun(store, rows=9000), newest(store)
         print(os.getpid(), step or 0, len(told), flush=True)
         for step in range((step or 0) + 1, 10**6):
             assert run.save(step).trouble is None, run.outcomes[-1]
     os.waitpid(child, 0)
     print("ended", flush=True)
 """
-"""Forks, for every line it gets, a run that goes on from the newest checkpoint and saves without a pause."""
+"""Forks, for every line it gets, a run that goes on from the newest checkpoint and saves without a pause; its
+part is large enough to be written past the page cache."""
 
 
 def kill_while_saving(folder, kills, seed):
