@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import dure
+from doctor_looks import JOB, failed
 from leftovers import wait_until
 
 from dure.lab import Lab, why_not_here
@@ -17,21 +18,6 @@ from dure.lab import Lab, why_not_here
 REASON = why_not_here()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
 TORCH_VERSION = Path(importlib.util.find_spec("torch").origin).with_name("version.py")
-
-JOB = """
-name = "ten"
-storage = "."
-[model]
-factory = "ddp.py:model"
-[data]
-factory = "ddp.py:data"
-args = { folder = "{storage}/training_data" }
-global_batch = 8
-[train]
-steps = 1
-[team]
-ranks = 2
-"""
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +72,6 @@ def nobody_is_left(lab, node):
 def nothing_is_left(lab):
     """No mark is left in the storage."""
     wait_until(lambda: run(lab, "node0", "ls", "-A", "/mnt/shared/checkpoints").stdout == "")
-
-
-def failed(found):
-    return {(finding["check"], finding["node"]) for finding in found["findings"] if finding["level"] == "bad"}
 
 
 def over(path, content):

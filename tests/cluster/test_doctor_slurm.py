@@ -9,21 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 from commands import dure
+from doctor_looks import JOB, failed
 from leftovers import wait_until
 
-JOB = """
-name = "ten"
-storage = "."
-[model]
-factory = "ddp.py:model"
-[data]
-factory = "ddp.py:data"
-args = { folder = "{storage}/training_data" }
-global_batch = 8
-[train]
-steps = 1
-[team]
-ranks = 2
+ON_SLURM = """
 [cluster]
 nodes = 2
 [slurm]
@@ -64,7 +53,7 @@ def shared(here, tmp_path):
     (folder / "training_data").mkdir()
     (folder / "training_data" / "0.png").write_bytes(b"photo")
     (folder / "ddp.py").write_text("def model(): ...\n\n\ndef data(folder): ...\n")
-    (folder / "job.toml").write_text(JOB)
+    (folder / "job.toml").write_text(JOB + ON_SLURM)
     lay = f"""
         mount --bind '{folder}' '{folder}'; mount --bind '{folder}/checkpoints' '{folder}/checkpoints'
         mount -o remount,bind,ro '{folder}'
@@ -72,10 +61,6 @@ def shared(here, tmp_path):
     lift = f"umount '{folder}/checkpoints'; umount '{folder}'"
     with mounted(here, "node0", lay, lift), mounted(here, "node1", lay, lift):
         yield folder
-
-
-def failed(found):
-    return {(finding["check"], finding["node"]) for finding in found["findings"] if finding["level"] == "bad"}
 
 
 def jobs(slurm):
