@@ -29,6 +29,8 @@ class ShardBatch:
 
     shard: int
     parts: tuple[Any, ...]
+    ids: tuple[int, ...]
+    """Its samples."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,11 @@ class Batches:
             ids = [self.plan.parts(order, in_epoch, shard) for shard in own]
             began = time.perf_counter()
             shards = tuple(
-                ShardBatch(shard, tuple(next(parts) for _ in of_shard))
+                ShardBatch(
+                    shard,
+                    tuple(next(parts) for _ in of_shard),
+                    tuple(sample for part in of_shard for sample in part),
+                )
                 for shard, of_shard in zip(own, ids, strict=True)
             )
             # What the user draws next, between two steps, is then the same on every rank.
@@ -180,7 +186,7 @@ class Batches:
                 active=split.active(in_epoch),
                 shards=shards,
                 idle=idle,
-                ids=() if idle else tuple(sample for of_shard in ids for part in of_shard for sample in part),
+                ids=() if idle else tuple(sample for shard in shards for sample in shard.ids),
                 last_of_epoch=in_epoch == split.steps - 1,
                 waited_seconds=time.perf_counter() - began,
             )

@@ -6,11 +6,14 @@ import ctypes
 import functools
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 
 @functools.cache
-def compiled_function(module: str, name: str, *arguments: type) -> Callable[..., None] | None:
-    """A function of one of dure's extension modules, of these ctypes arguments, that returns nothing.
+def compiled_function(
+    module: str, name: str, *arguments: type, returns: type | None = None
+) -> Callable[..., Any] | None:
+    """A function of one of dure's extension modules, of these ctypes arguments and this result.
 
     None where there is none, as after an installation without a C compiler: the caller has another way. The module
     holds plain C, so it is loaded as a library, never imported. The number at the end of a name goes up with every
@@ -24,6 +27,6 @@ def compiled_function(module: str, name: str, *arguments: type) -> Callable[...,
     except (OSError, AttributeError):  # for another machine, or of another version
         return None
     function.argtypes = arguments
-    function.restype = None
-    typed: Callable[..., None] = function
+    function.restype = returns
+    typed: Callable[..., Any] = function
     return typed

@@ -37,7 +37,7 @@ def evaluate(
     """Each measure's mean. Sums are kept by shard and folded in tree order, so ranks do not matter."""
     sums = torch.zeros(len(measures), 2, setting.shards, dtype=torch.float64)
     samples = mark = 0
-    was_training = module.training
+    modes = [(part, part.training) for part in module.modules()]
     # A model may write buffers in eval mode too; every shard starts from the same, and training goes on from there.
     buffers = Buffers(module, [name for name, _ in module.named_buffers()])
     module.eval()
@@ -57,7 +57,9 @@ def evaluate(
                         sums[at, 0, shard.shard] += float(total)
                         sums[at, 1, shard.shard] += count
     buffers.restore()
-    module.train(was_training)
+    # Not module.train(): parts that were put into eval mode (a frozen backbone) stay there.
+    for part, was_training in modes:
+        part.training = was_training
     if group is not None:
         group.sum(sums, "adding up the evaluation")
     metrics = {}

@@ -6,6 +6,7 @@ Nothing here depends on how many ranks there are but which shards come along.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from dataclasses import dataclass
@@ -20,15 +21,18 @@ from dure import tree
 from dure.batches import Batch
 from dure.errors import JobError, ModelRefused, NotFinite, UsageError
 from dure.exchange.group import Group
+from dure.fingerprint import fingerprint
 from dure.loss import LossSum, SumAndCount
 from dure.pulse import Phase, Pulse
-from dure.reduce.exchanger import Exchanger, Pieces, Wire
-from dure.reduce.hook import GradientExchange, OwnPlaces, StepExchange, StepTotals
+from dure.reduce.exchanger import ALL_USED, NOT_FINITE, Exchanger, Pieces, Wire
+from dure.reduce.hook import GradientExchange, OwnPlaces, StepExchange
 from dure.reduce.stack import SubtreeStack
+from dure.reduce.totals import StepTotals
 from dure.replica import Buffers, ProbeResult, probe
 from dure.seeds import plant, seed_of
-from dure.shards import rank_of_shard, shards_of_rank
-from dure.update import UsedParameters, clip, put_back
+from dure.shards import rank_of_shard
+from dure.unused import complete, not_reached
+from dure.update import clip
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Outcome:
     compute_seconds: float
     exchange_seconds: float
     """Time this rank only waited for the exchange to end."""
-    wishes: int
+    flags: int
     """What any rank asked for in this step (bits): the same on all ranks."""
 
 
@@ -78,12 +82,16 @@ class Lockstep:
         self._setting = setting
         self._group = group
         self._pulse = pulse
+        self._find_unused = find_unused
+        self._names = [name for name, p in model.module.named_parameters() if p.requires_grad]
         self._parameters = [p for p in model.module.parameters() if p.requires_grad]
-        self._used = UsedParameters(self._parameters) if find_unused else None
+        self._frozen = [(name, p) for name, p in model.module.named_parameters() if not p.requires_grad]
         self._known = known
         self._buffers: Buffers | None = None
-        self._stack = SubtreeStack(self._parameters, keep_gradients=find_unused)
+        self._stack = SubtreeStack(self._parameters)
         self._step = 0
+        self._steps_begun = 0
+        self._awaits_update = False
         self._own_only = False
         self._exchange = GradientExchange(
             exchanger, self._stack, wire, lambda: pulse.beat(self._step, Phase.EXCHANGE)
@@ -92,59 +100,52 @@ class Lockstep:
 
     def prepare(self, batch: Batch, loss: LossSum) -> None:
         """Before the first step: probe the model on this rank's first shard, unless that was done."""
+        if not isinstance(batch, Batch):
+            raise UsageError(
+                f"a step takes a batch of team.batches, not a {type(batch).__name__}; give the dataset (not a "
+                "DataLoader) to team.batches(dataset, global_batch=..., epochs=...)"
+            )
         if self._buffers is not None:
             return
         known = self._known
         if known is None:
             known = probe_on(self.model.module, batch, loss, self._setting).with_others(self._group)
-        if known.unused and self._used is None:
+        if known.unused and not self._find_unused:
             raise ModelRefused(
                 f"the parameter {known.unused[0]} takes no part in the loss ({len(known.unused)} in all); freeze it "
                 "(requires_grad=False), or say that parameters may be unused: find_unused=True"
             )
         self._buffers = Buffers(self.model.module, known.written)
 
-    def forward_backward(self, batch: Batch, loss: LossSum, wish: int = 0) -> Outcome:
-        """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient.
+    def forward_backward(self, batch: Batch, loss: LossSum, flags: int = 0) -> Outcome:
+        """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient, or None
+        where no shard of any rank used the parameter.
 
-        `wish` are bits that all ranks shall know of after the step; they travel with the losses.
+        `flags` are OR-ed over ranks in the loss reduction.
         """
-        setting, buffers = self._setting, self._buffers
+        buffers = self._buffers
         assert buffers is not None, "prepare comes first"
         began = time.perf_counter()
-        self._step = batch.step
-        self._exchange.settle()
-        self._start_anew()
+        self._begin(batch)
         buffers.begin()
-        step = self._new_exchange(batch, wish)
-        last = batch.shards[-1]
-        for shard in batch.shards:
-            if shard is not batch.shards[0]:
-                buffers.restore()
-            for micro, part in enumerate(shard.parts):
-                meets = shard is last and micro == len(shard.parts) - 1
-                self._pulse.beat(batch.step, Phase.COMPUTE)
-                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
-                with contextlib.nullcontext() if meets else self.model.no_sync():
-                    total, count = compute_loss(self.model, part, loss, setting)
-                    if not batch.idle:
-                        step.totals.losses[shard.shard] += float(total.detach())
-                        step.totals.counts[shard.shard] += count
-                    self._backward(total, step if meets else None)
-            if shard is batch.shards[0]:
-                buffers.keep()
-            if shard is not last:
-                self._refuse_unused(batch, shard.shard)
-                self._stack.push(shard.shard, batch.active)
+        versions = [parameter._version for parameter in self._parameters]
+        # Once after an update: what writes weights in the forward pass may have found nothing to do before.
+        bits = self._weights() if self._steps_begun == 2 else None
+        step = self._new_exchange(batch, flags)
+        unused = self._compute(batch, loss, step, buffers)
         ended = time.perf_counter()
         self._exchange.finish()
-        if not step.complete:
-            self._refuse_unused(batch, last.shard)
-        buffers.settle(self._group if setting.sync else None)
+        self._refuse_written_weights(versions, bits)
         self._refuse_not_finite(batch, step.totals)
+        if step.flags & NOT_FINITE:
+            self._raise_not_finite(batch, loss, buffers)
+        buffers.settle(self._group if self._setting.sync else None)
+        if not step.flags & ALL_USED:
+            self._take_off_unused(unused)
+        self._awaits_update = True
         mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
-        wishes = reduce(or_, map(int, step.totals.wishes))
-        return Outcome(mean, step.handed_over_at - began, ended - step.handed_over_at, wishes)
+        asked = reduce(or_, step.totals.flags)
+        return Outcome(mean, step.handed_over_at - began, ended - step.handed_over_at, asked)
 
     def update(
         self,
@@ -154,11 +155,7 @@ class Lockstep:
     ) -> float | None:
         """Apply the gradients; every rank does the same, with the same bits. Returns the norm, if clipped."""
         self._pulse.beat(self._step, Phase.UPDATE)
-        hidden = []
-        if self._used is not None:
-            if self._setting.sync:
-                self._group.extreme(self._used.used, "sharing which parameters were used", largest=True)
-            hidden = self._used.hide_unused()
+        self._awaits_update = False
         if clip_norm is not None and self._own_only:
             raise UsageError(
                 "clip_norm needs the norm of all gradients, but each rank has those of its part alone; shard the "
@@ -166,19 +163,19 @@ class Lockstep:
             )
         norm = clip(self._parameters, clip_norm)
         if norm is not None and not math.isfinite(norm):
-            put_back(hidden)
             raise NotFinite(
-                f"the gradients' norm is {norm} at step {self._step}, though the loss is finite; the weights are not "
-                "updated. Look for a division by zero, a root or a logarithm of zero, or an overflow in the model"
+                f"the gradients' norm is {norm} at step {self._step}, though the gradients are finite; the weights are "
+                "not updated. Look for an overflow in the model"
             )
         plant(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
         optimizer.step()
-        if self._own_only:
-            self._exchange.met()  # the parts were handed over since
         if schedule is not None:
             schedule.step()
-        put_back(hidden)
         return norm
+
+    def discard(self) -> None:
+        """Give up the gradients of the last `forward_backward`: no update follows."""
+        self._awaits_update = False
 
     def keep_own(self, own_places: OwnPlaces) -> None:
         """From now on, exchange only what this rank needs of the gradients for its part of the update."""
@@ -193,41 +190,107 @@ class Lockstep:
         """End the communication thread."""
         self._exchange.close()
 
-    def _new_exchange(self, batch: Batch, wish: int) -> StepExchange:
-        setting = self._setting
-        shape = Pieces.of_step(setting.ranks, setting.shards, batch.active)
-        nothing = StepTotals([0.0] * setting.shards, [0.0] * setting.shards, [0.0] * setting.shards)
-        nothing.wishes[shards_of_rank(setting.rank, setting.ranks, setting.shards).start] = float(wish)
-        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, nothing)
+    def _begin(self, batch: Batch) -> None:
+        """Forget all that stands in the gradients and in the stack: an earlier step that failed, another model's
+        loss, the user's own backward pass. It would be added once per rank."""
+        if self._awaits_update and batch.step != self._step:  # the same batch may be computed again
+            raise UsageError(
+                f"forward_backward of step {batch.step}, but the gradients of step {self._step} were not used yet and "
+                "would be lost; call team.update in between (or team.step for both), team.discard to give them up, or "
+                "ask for larger batches in parts: team.batches(..., accumulate=N)"
+            )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"{name} was unfrozen after team.replicate, so its gradient would not be exchanged; unfreeze it "
+                    "before, or replicate the module again"
+                )
+        self._step = batch.step
+        self._steps_begun += 1
+        self._stack.clear()
+        # A gradient that is not there is taken over as it is computed, without a pass over memory.
+        for parameter in self._parameters:
+            parameter.grad = None
 
-    def _backward(self, total: torch.Tensor, step: StepExchange | None) -> None:
-        if step is None:
-            total.backward()
-            return
+    def _compute(self, batch: Batch, loss: LossSum, step: StepExchange, buffers: Buffers) -> set[int]:
+        """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
+        setting, last = self._setting, batch.shards[-1]
+        unused: set[int] | None = None
+        for shard in batch.shards:
+            if shard is not batch.shards[0]:
+                buffers.restore()
+            for micro, part in enumerate(shard.parts):
+                meets = shard is last and micro == len(shard.parts) - 1
+                self._pulse.beat(batch.step, Phase.COMPUTE)
+                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                with contextlib.nullcontext() if meets else self.model.no_sync():
+                    total, count = compute_loss(self.model, part, loss, setting)
+                    if not batch.idle:
+                        step.totals.losses[shard.shard] += float(total.detach())
+                        step.totals.counts[shard.shard] += count
+                    if meets:
+                        unused = self._backward_and_meet(total, step, unused)
+                    elif total.requires_grad:
+                        total.backward()
+            if shard is batch.shards[0]:
+                buffers.keep()
+            if shard is not last:
+                without = self._stack.push(shard.shard, batch.active)
+                unused = without if unused is None else unused & without
+        return unused or set()
+
+    def _backward_and_meet(
+        self, total: torch.Tensor, step: StepExchange, unused: set[int] | None
+    ) -> set[int]:
+        """The backward pass whose buckets DDP hands over. `unused` are the positions that no shard before used."""
         self._exchange.begin(step)
         try:
-            total.backward()
+            if total.requires_grad:
+                total.backward()
+            if step.complete:
+                return set()
+            missing = not_reached(total, self._parameters)
+            without = {at for at in missing if self._parameters[at].grad is None}
+            unused = without if unused is None else unused & without
+            step.all_used = not unused
+            complete(self._parameters, missing)
+            return unused
         except RuntimeError:
             self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
             raise
 
-    def _start_anew(self) -> None:
-        """Forget all that stands in the gradients and in the stack: an earlier step that was not applied or that
-        failed, another model's loss, the user's own backward pass. It would be added once a rank.
+    def _new_exchange(self, batch: Batch, flags: int) -> StepExchange:
+        setting = self._setting
+        shape = Pieces.of_step(setting.ranks, setting.shards, batch.active)
+        ranks, rank = (setting.ranks, setting.rank) if setting.sync else (1, 0)
+        totals = StepTotals.empty(setting.shards, ranks)
+        totals.flags[rank], totals.steps[rank] = flags, batch.step
+        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals)
 
-        A gradient that is not there is taken over as it is computed, without a pass over memory. But DDP and
-        the stack need a tensor for every parameter, so where one may stay unused there are zeros.
-        """
-        self._stack.clear()
-        if self._used is None:
-            for parameter in self._parameters:
+    def _take_off_unused(self, unused: set[int]) -> None:
+        """No rank's shards used every parameter: find those that none used, and take their zeros off, so that decay
+        and momentum leave them alone."""
+        used = torch.tensor([at not in unused for at in range(len(self._parameters))], dtype=torch.uint8)
+        if self._setting.sync:
+            self._group.extreme(used, "sharing which parameters were used", largest=True)
+        for parameter, was_used in zip(self._parameters, used.tolist(), strict=True):
+            if not was_used:
                 parameter.grad = None
-            return
-        self._used.used.zero_()
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
+
+    def _weights(self) -> list[str]:
+        return [fingerprint([("", parameter)]) for parameter in self._parameters]
+
+    def _refuse_written_weights(self, versions: list[int], bits: list[str] | None) -> None:
+        now = [parameter._version for parameter in self._parameters]
+        written = next((at for at, version in enumerate(now) if version != versions[at]), None)
+        if written is None and bits is not None:
+            pairs = zip(bits, self._weights(), strict=True)
+            written = next((at for at, (before, after) in enumerate(pairs) if before != after), None)
+        if written is not None:
+            raise ModelRefused(
+                f"the forward pass writes the parameter {self._names[written]}: once per shard, so the bits would "
+                "depend on how many a rank computes. Make it a buffer (register_buffer), or write it after the step"
+            )
 
     def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
         for shard, loss in enumerate(totals.losses):
@@ -238,15 +301,42 @@ class Lockstep:
                     "or train.clip_norm, and look at that shard's samples"
                 )
 
-    def _refuse_unused(self, batch: Batch, shard: int) -> None:
-        """Without `find_unused`, every parameter must have a gradient after every shard."""
-        named = self.model.module.named_parameters()
-        unused = [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]
-        if unused and not batch.idle:
-            raise ModelRefused(
-                f"{unused[0]} was not used in step {batch.step}, shard {shard}, though all parameters were at the "
-                "start; say that some may be unused: model.find_unused = true (in a script: find_unused=True)"
-            )
+    def _raise_not_finite(self, batch: Batch, loss: LossSum, buffers: Buffers) -> None:
+        """All ranks know that a mean gradient is not finite: compute the shards again, and name where it began."""
+        found = None if batch.idle else self._first_not_finite(batch, loss, buffers)
+        told = self._group.gather(json.dumps(found), "looking for what is not finite")
+        everyones = [json.loads(text) for text in told] if self._setting.sync else [found]
+        where = [(*one, rank) for rank, one in enumerate(everyones) if one is not None]
+        if not where:
+            words = "the sum of the shards' gradients overflows"
+        else:
+            shard, name, ids, rank = min(where)
+            samples = ", ".join(map(str, ids[:8])) + (", …" if len(ids) > 8 else "")
+            words = f"the gradient of {name} is not finite in shard {shard} (rank {rank}, samples {samples})"
+        raise NotFinite(
+            f"{words} at step {batch.step}, though the loss is finite; the weights are not updated. Look for a "
+            "division by zero, a root or a logarithm of zero, or an overflow in the model"
+        )
+
+    def _first_not_finite(
+        self, batch: Batch, loss: LossSum, buffers: Buffers
+    ) -> tuple[int, str, list[int]] | None:
+        setting = self._setting
+        for shard in batch.shards:
+            buffers.restore()
+            sums: list[torch.Tensor | None] = [None] * len(self._parameters)
+            for micro, part in enumerate(shard.parts):
+                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                total, _ = compute_loss(self.model.module, part, loss, setting)
+                gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
+                for at, gradient in enumerate(gradients):
+                    if gradient is not None:
+                        before = sums[at]
+                        sums[at] = gradient if before is None else before + gradient
+            for name, summed in zip(self._names, sums, strict=True):
+                if summed is not None and not bool(summed.isfinite().all()):
+                    return shard.shard, name, list(shard.ids)
+        return None
 
 
 def probe_on(module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting) -> ProbeResult:

@@ -7,12 +7,13 @@ a pair: the sum, and the number of things it is over; the division comes once, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from dure.errors import ModelRefused
+from dure.errors import ModelRefused, UsageError
 
 SumAndCount = tuple[torch.Tensor, float]
 LossSum = Callable[[Any, Any], SumAndCount]
@@ -63,32 +64,53 @@ LOSSES: dict[str, LossSum] = {"cross_entropy": cross_entropy, "mse": mse}
 METRICS: dict[str, LossSum] = {"accuracy": accuracy}
 
 
-def as_sum(loss: Callable[[Any, Any], Any] | str) -> LossSum:
-    """A loss, by name or as the user wrote it, as sum and count.
+def as_sum(loss: Callable[[Any, Any], Any] | str, what: str = "the loss") -> LossSum:
+    """A loss, by name or as the user wrote it, as sum and count; `what` names it in errors.
 
-    A callable returns unreduced losses (one a sample or token), or the pair (sum, count). torch's own
+    A callable returns unreduced losses (one per sample or token), or the pair (sum, count). torch's own
     functions and loss modules are taken with reduction="sum" in place of the mean.
     """
     if isinstance(loss, str):
-        return LOSSES[loss]
+        known = {**LOSSES, **METRICS}
+        if loss not in known:
+            raise UsageError(f"{what} {loss!r} is not known; use {', '.join(known)}, or give a function")
+        return known[loss]
+    if isinstance(loss, _Summed) or loss in (*LOSSES.values(), *METRICS.values()):
+        return loss
     if loss in (F.cross_entropy, F.mse_loss):
         return cross_entropy if loss is F.cross_entropy else mse
     if isinstance(loss, torch.nn.CrossEntropyLoss | torch.nn.MSELoss) and _is_plain(loss):
         return cross_entropy if isinstance(loss, torch.nn.CrossEntropyLoss) else mse
+    if not callable(loss):
+        raise UsageError(f"{what} is a {type(loss).__name__}; give a function of (output, target)")
+    return _Summed(loss, what)
 
-    def summed(output: Any, target: Any) -> SumAndCount:
-        result = loss(output, target)
+
+@dataclass(frozen=True)
+class _Summed:
+    """A user's own loss or metric, as sum and count."""
+
+    loss: Callable[[Any, Any], Any]
+    what: str
+
+    def __call__(self, output: Any, target: Any) -> SumAndCount:
+        result = self.loss(output, target)
+        name = f"{self.what} {getattr(self.loss, '__name__', type(self.loss).__name__)}"
         if isinstance(result, tuple):
-            total, count = result
-            return total, float(count)
+            if len(result) != 2 or not isinstance(result[0], torch.Tensor) or result[0].dim():
+                raise ModelRefused(f"{name} returns a tuple that is not the pair (sum, count)")
+            return result[0], float(result[1])
+        if not isinstance(result, torch.Tensor):
+            raise ModelRefused(
+                f'{name} returns a {type(result).__name__}; return unreduced values (reduction="none"), one per sample '
+                "or token, or the pair (sum, count), as tensors"
+            )
         if result.dim() == 0:
             raise ModelRefused(
-                f"the loss {getattr(loss, '__name__', loss)} returns one number; a mean of means would weigh shards "
-                'wrongly. Return unreduced losses (reduction="none") or the pair (sum, count)'
+                f"{name} returns one number; a mean of means would weigh shards wrongly. Return unreduced values "
+                '(reduction="none") or the pair (sum, count)'
             )
         return result.sum(), float(result.numel())
-
-    return summed
 
 
 def _is_plain(loss: torch.nn.Module) -> bool:

@@ -69,7 +69,7 @@ def bucket_mib(gradient_bytes: int, free_cores: int) -> float:
     return min(max(wanted, LEAST_BUCKET_MIB), MOST_BUCKET_MIB)
 
 
-def wrap(module: torch.nn.Module, *, find_unused: bool, free_cores: int) -> DistributedDataParallel:
+def wrap(module: torch.nn.Module, *, free_cores: int) -> DistributedDataParallel:
     """A real DDP that neither broadcasts weights (they are verified instead) nor buffers (shard 0's count)."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModelRefused("no parameter of the model requires a gradient; there is nothing to train")
@@ -84,7 +84,6 @@ def wrap(module: torch.nn.Module, *, find_unused: bool, free_cores: int) -> Dist
         init_sync=False,
         forward_sync_buffers=False,
         gradient_as_bucket_view=True,
-        find_unused_parameters=find_unused,
         bucket_cap_mb=bucket_mib(gradient_bytes, free_cores) if device_ids is None else None,
     )
 

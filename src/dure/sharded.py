@@ -133,20 +133,22 @@ class ShardedUpdate:
         self._handover = hand_over(self._parameters, self._owned)
         self._places = [parameter.data_ptr() for parameter in self._parameters]
         self._rank = rank
+        self._own = {id(self._parameters[fragment.parameter]): fragment for fragment in self._owned[rank]}
+        """This rank's fragment of each parameter that it owns a part of."""
         self._parts: list[tuple[torch.nn.Parameter, torch.nn.Parameter, Fragment]] = []
         """This rank's part of a parameter, that parameter, and which part it is; not those it owns whole."""
         self._take_part(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
-    def own_places(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> list[slice]:
+    def own_places(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> list[range]:
         """Where this rank's part lies in a bucket that holds these parameters' gradients, each from its offset.
 
         DDP lays a gradient out like its parameter, if that is dense; and those that are not were refused.
         """
-        own = {id(self._parameters[fragment.parameter]): fragment for fragment in self._owned[self._rank]}
+        own = self._own
         return [
-            slice(offset + own[id(parameter)].start, offset + own[id(parameter)].stop)
+            range(offset + own[id(parameter)].start, offset + own[id(parameter)].stop)
             for parameter, offset in zip(parameters, offsets, strict=True)
             if id(parameter) in own
         ]

@@ -1,10 +1,10 @@
-"""The update: optimizer and schedule by torch's names, clipping, and parameters that no shard used."""
+"""The update: optimizer and schedule by torch's names, and clipping."""
 
 from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,14 +19,22 @@ _REFUSED_OPTIMIZERS = {
 _REFUSED_SCHEDULES = {"ReduceLROnPlateau": "it is not a function of the step"}
 
 
-def make_optimizer(train: Train, module: torch.nn.Module) -> torch.optim.Optimizer:
-    """The job's optimizer over the parameters that require gradients, fused where torch offers it."""
+def make_optimizer(
+    train: Train, module: torch.nn.Module, *, some_unused: bool = False
+) -> torch.optim.Optimizer:
+    """The job's optimizer over the parameters that require gradients, fused where torch offers it and is right.
+
+    `some_unused`: the run's first batch does not use every parameter.
+    """
     kind = _by_name(
         torch.optim, torch.optim.Optimizer, train.optimizer, "train.optimizer", _REFUSED_OPTIMIZERS
     )
     arguments: dict[str, Any] = {"lr": train.lr, **train.optimizer_args}
     if "fused" in inspect.signature(kind).parameters and "foreach" not in arguments:
-        arguments.setdefault("fused", not _fused_is_wrong(kind, arguments, module))
+        wrong = _why_fused_is_wrong(kind, train, module, some_unused)
+        if wrong and arguments.get("fused"):
+            raise JobError(f"train.optimizer_args: fused = true is refused: {wrong}; leave it out")
+        arguments.setdefault("fused", not wrong)
     try:
         made: torch.optim.Optimizer = kind(_groups(train, module), **arguments)
         return made
@@ -34,10 +42,16 @@ def make_optimizer(train: Train, module: torch.nn.Module) -> torch.optim.Optimiz
         raise JobError(f"train.optimizer_args do not fit {train.optimizer}: {error}") from error
 
 
-def _fused_is_wrong(kind: type, arguments: dict[str, Any], module: torch.nn.Module) -> bool:
-    """On CPUs, torch's fused SGD leaves parts of a low-precision momentum as they were in memory, unwritten."""
-    low = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in module.parameters())
-    return kind is torch.optim.SGD and low and bool(arguments.get("momentum"))
+def _why_fused_is_wrong(kind: type, train: Train, module: torch.nn.Module, some_unused: bool) -> str:
+    """Why torch's fused form of this optimizer must not be used here; "" when it may."""
+    settings = [train.optimizer_args, *(group.args for group in train.groups)]
+    if kind is not torch.optim.SGD or not any(each.get("momentum") for each in settings):
+        return ""
+    if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in module.parameters()):
+        return "on CPUs it leaves parts of a low-precision momentum as they were in memory, unwritten"
+    if some_unused:
+        return "it fails where a parameter gets its first gradient, and so its momentum, later than others"
+    return ""
 
 
 def make_schedule(
@@ -62,35 +76,6 @@ def clip(parameters: Iterable[torch.nn.Parameter], limit: float | None) -> float
     if limit is None:
         return None
     return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-
-
-class UsedParameters:
-    """Which parameters took part in a step, where some may not: those that no shard used are left alone by
-    the update, so that decay and momentum skip them."""
-
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-        self.used = torch.zeros(len(self._parameters), dtype=torch.uint8)
-        for at, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, at=at: self._mark(at))
-
-    def _mark(self, at: int) -> None:
-        self.used[at] = 1
-
-    def hide_unused(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Take the gradient off every unused parameter; returns what `put_back` needs."""
-        hidden = []
-        for parameter, used in zip(self._parameters, self.used.tolist(), strict=True):
-            if not used and parameter.grad is not None:
-                hidden.append((parameter, parameter.grad))
-                parameter.grad = None
-        return hidden
-
-
-def put_back(hidden: Iterable[tuple[torch.nn.Parameter, torch.Tensor]]) -> None:
-    """Undo `hide_unused` after the update."""
-    for parameter, gradient in hidden:
-        parameter.grad = gradient
 
 
 def _groups(train: Train, module: torch.nn.Module) -> list[dict[str, Any]]:

@@ -79,7 +79,8 @@ def _trials(team, count, seed, wire):
             target = room.out if position == len(pieces) - 1 else room.extra(position)
             leaves = [leaf(trial, shard, numel, dtype) for shard in piece]
             target.copy_(_subtree(leaves, piece, active, wire))
-        exchanger.exchange(room, shape, scale)
+        exchanger.exchange(room, shape, scale, 1 << team.rank % 7)
+        assert exchanger.conclude() == sum(1 << rank for rank in range(min(ranks, 7)))
         expected = plain_tree_sum(
             [leaf(trial, s, numel, dtype) for s in range(active)], scale, wire == "bf16"
         )
@@ -114,7 +115,8 @@ def _many(team, count):
     seen = []
     for turn in range(count):
         room = exchanger.room(turn % 3, buffers[turn % 3])
-        exchanger.exchange(room, shape, 0.5)
+        exchanger.exchange(room, shape, 0.5, 0)
+        exchanger.conclude()
         exchanger.total(torch.zeros(2, 8, dtype=torch.float64))
         if turn % (count // 10) == count // 10 - 1:
             gc.collect()
@@ -130,7 +132,8 @@ def _rebuilds(team, count):
     seen = []
     for _ in range(count):
         room = exchanger.room(0, torch.ones(1_000_000))
-        exchanger.exchange(room, shape, 1.0)
+        exchanger.exchange(room, shape, 1.0, 0)
+        exchanger.conclude()
         seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
     exchanger.close()
     return seen
@@ -154,14 +157,15 @@ def reduce_for_ever(folder):
         shape = Pieces.of_step(team.world.size, 8, 8)
         Path(folder, f"pid-{team.rank}").write_text(str(os.getpid()))
         buffer = torch.ones(200_000)
-        exchanger.exchange(
-            exchanger.room(0, buffer), shape, 0.5
-        )  # setting up goes over Gloo; this is about reducing
+        # Setting up goes over Gloo; this is about reducing.
+        exchanger.exchange(exchanger.room(0, buffer), shape, 0.5, 0)
+        exchanger.conclude()
         dist.barrier()
         Path(folder, f"ready-{team.rank}").touch()
         try:
             while True:
-                exchanger.exchange(exchanger.room(0, buffer), shape, 0.5)
+                exchanger.exchange(exchanger.room(0, buffer), shape, 0.5, 0)
+                exchanger.conclude()
         except PeerLost as lost:
             note = Path(folder, f"told-{team.rank}")
             note.with_suffix(".new").write_text(f"{time.monotonic()} {lost}")

@@ -51,7 +51,8 @@ def _ours(team: Team, exchanger: Exchanger, numel: int) -> dict[str, Contender]:
     room = exchanger.room(0, torch.ones(numel))
 
     def reduce() -> None:
-        exchanger.exchange(room, shape, 1.0 / team.world.size)
+        exchanger.exchange(room, shape, 1.0 / team.world.size, 0)
+        exchanger.conclude()
 
     timed = _timed(reduce)
 

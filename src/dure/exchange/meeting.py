@@ -15,7 +15,8 @@ from dure.exchange.counters import Counters, line_bytes
 from dure.exchange.group import Group
 from dure.exchange.segment import Offer, Segment, map_offer
 
-_CAME = 0
+_CAME, _FLAGS = 0, 1
+"""Counters of a rank's line: how many meetings it came to; then its flags, for odd and for even meetings."""
 
 
 class Meeting:
@@ -46,6 +47,14 @@ class Meeting:
         for peer in range(self.size):
             if all_came[peer] < came:
                 self._counters.wait(peer, _CAME, came, what)
+
+    def agree(self, flags: int, what: str) -> int:
+        """Meet, and return all ranks' flags (31 bits), OR-ed."""
+        # The same word is written again two meetings later, and then everyone has read it.
+        word = _FLAGS + self._came % 2
+        self._counters.values[self.rank, word] = flags
+        self.meet(what)
+        return int(numpy.bitwise_or.reduce(self._counters.values[:, word]))
 
     def close(self) -> None:
         """Let go of the board's descriptors."""

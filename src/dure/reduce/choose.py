@@ -11,9 +11,11 @@ import torch.distributed as dist
 
 from dure.exchange.group import Group, part_of
 from dure.exchange.link import Link, lay_link
-from dure.reduce.exchanger import Alone, Exchanger, OverGloo, Wire, most_pieces
+from dure.reduce.exchanger import Exchanger, Wire, most_pieces
 from dure.reduce.nodes import BetweenNodes
+from dure.reduce.plain import Alone, OverGloo
 from dure.reduce.shared import share_or_none
+from dure.reduce.totals import StepTotals
 from dure.say import say
 
 Transport = Literal["auto", "gloo"]
@@ -70,7 +72,13 @@ class Ways:
             extras = [
                 most_pieces(first + rank, place.ranks, place.shards) - 1 for rank in range(place.local_size)
             ]
-            shared = share_or_none(local, extras, 3 * place.shards, place.deadline_seconds, self.wire)
+            shared = share_or_none(
+                local,
+                extras,
+                StepTotals.numbers(place.shards, place.ranks),
+                place.deadline_seconds,
+                self.wire,
+            )
             possible = everyone.gather(str(shared is not None), "choosing a way for gradients")
             if shared is not None and set(possible) == {"True"}:
                 if place.nodes == 1:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 from dure import tree
-from dure.exchange.group import Group, naming_the_wait
 from dure.shards import shards_of_rank
+
+NOT_FINITE, ALL_USED = 1, 2
+"""Flags of a step, OR-ed over ranks: a sum that is NaN, infinite or too large for the gradient's type; a rank whose
+shards used every parameter."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Room:
     index: int
     out: torch.Tensor
     """This rank's last piece before the exchange, the root after it. Flat, in the dtype that is added in."""
+    limit: float
+    """The largest magnitude that the bucket's own dtype holds."""
     extras: list[torch.Tensor] = field(default_factory=list)
     """This rank's other pieces, from left to right; as long as `out`."""
 
@@ -129,6 +133,15 @@ class Room:
             self.extras.append(torch.empty_like(self.out))
         return self.extras[position]
 
+    def serves(self, buffer: torch.Tensor) -> bool:
+        """Whether its memory fits a bucket: as long, added in the same dtype, on the same device."""
+        return (
+            self.out.numel() == buffer.numel()
+            and self.out.dtype == adding_dtype(buffer.dtype)
+            and self.limit == largest(buffer.dtype)
+            and self.out.device == buffer.device
+        )
+
 
 class Exchanger(Protocol):
     """Adds everyone's pieces in tree order. Used by one thread."""
@@ -137,21 +150,21 @@ class Exchanger(Protocol):
         """Where the bucket's pieces go; its `out` holds the buffer's content (and may be the buffer)."""
         ...
 
-    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
-        """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank.
+    def exchange(
+        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+    ) -> None:
+        """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank. It is there, on
+        this rank, when the next `conclude` returns.
 
-        With `own`, a bucket's same places at every call, this rank needs no others. They differ between ranks
-        and leave nothing out. Whether the rest of `out` is filled is the exchanger's choice.
+        `flags` are this rank's, as far as it knows them by now. With `own`, this rank needs no other places of the
+        bucket; ranks' own places differ and leave nothing out. Whether the rest of `out` is filled is the
+        exchanger's choice.
         """
         ...
 
-    def settle(self) -> None:
-        """Return when nobody looks at this rank's rooms any more, and they may be written to again. All ranks
-        call it alike."""
-        ...
-
-    def met(self) -> None:
-        """Take note that all ranks met elsewhere, after their last exchange: nobody looks any more."""
+    def conclude(self) -> int:
+        """After a step's last exchange: return when all its results are there and no rank reads this rank's rooms
+        any more. The flags of all ranks' last exchanges, OR-ed; among them NOT_FINITE if any sum was not."""
         ...
 
     def total(self, vector: torch.Tensor) -> None:
@@ -168,104 +181,12 @@ def adding_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
-class PlainRooms:
-    """Rooms in memory of this process alone."""
-
-    def __init__(self) -> None:
-        self._rooms: dict[int, Room] = {}
-
-    def room(self, index: int, buffer: torch.Tensor) -> Room:
-        """See `Exchanger`."""
-        dtype = adding_dtype(buffer.dtype)
-        known = self._rooms.get(index)
-        extras = known.extras if known is not None and known.out.numel() == buffer.numel() else []
-        room = Room(index, buffer if dtype == buffer.dtype else buffer.to(dtype), extras)
-        self._rooms[index] = room
-        return room
-
-    def settle(self) -> None:
-        """See `Exchanger`. Nobody but this rank sees them."""
-
-    def met(self) -> None:
-        """See `Exchanger`."""
+def largest(dtype: torch.dtype) -> float:
+    """The largest sum that does not become infinite when it is rounded to `dtype`."""
+    # Above these, the nearest value of the type would be infinity: half a step beyond its largest.
+    return {torch.float16: 65519.99, torch.bfloat16: 3.396e38}.get(dtype, torch.finfo(dtype).max)
 
 
-class Alone(PlainRooms):
-    """No exchange: a rank's own shards are all there is (one rank, or `sync = false`)."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self._rank = rank
-
-    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
-        """See `Exchanger`."""
-        if not shape.by_rank[self._rank]:  # no samples in this step, and nobody else's gradients
-            room.out.zero_()
-            return
-        first, *others = room.own(len(shape.by_rank[self._rank]))
-        for piece in others:
-            first.add_(piece)
-        torch.mul(first, scale, out=room.out)
-
-    def total(self, vector: torch.Tensor) -> None:
-        """See `Exchanger`."""
-
-    def close(self) -> None:
-        """See `Exchanger`."""
-
-
-class OverGloo(PlainRooms):
-    """All-to-all of slices, a local sum in tree order, all-gather of the sums.
-
-    Every rank owns one slice of the bucket: the bytes of a ring, in our order.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None, totals: Group, wire: Wire) -> None:
-        super().__init__()
-        self._group = group
-        self._wire = wire
-        self._totals = totals
-        self._rank = totals.rank
-        self._ranks = totals.size
-
-    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
-        """See `Exchanger`."""
-        out = room.out
-        if not out.numel():
-            return
-        width = -(-out.numel() // self._ranks)
-        held = [len(pieces) for pieces in shape.by_rank]
-        count = held[self._rank]
-        sent = out.new_zeros(self._ranks, count, width)
-        for position, piece in enumerate(room.own(count)):
-            _scatter(piece, sent[:, position])
-        received = out.new_empty(sum(held), width)
-        with naming_the_wait(self._rank, "the exchange of gradients"):
-            dist.all_to_all_single(
-                received.view(-1),
-                sent.view(-1),
-                output_split_sizes=[pieces * width for pieces in held],
-                input_split_sizes=[count * width] * self._ranks,
-                group=self._group,
-            )
-            additions, _, (root,) = joined(shape.in_order, shape.leaves)
-            for addition in additions:
-                self._wire.add(received[addition.left], received[addition.right], at_root=addition.at_root)
-            whole = out.new_empty(self._ranks * width)
-            dist.all_gather_single(whole, received[root].mul_(scale), group=self._group)
-        out.copy_(whole[: out.numel()])
-
-    def total(self, vector: torch.Tensor) -> None:
-        """See `Exchanger`."""
-        self._totals.sum(vector, "the exchange of losses")
-
-    def close(self) -> None:
-        """See `Exchanger`."""
-
-
-def _scatter(flat: torch.Tensor, slices: torch.Tensor) -> None:
-    """Copy a flat tensor into equal slices (rows); the last rows may stay partly zero."""
-    full, rest = divmod(flat.numel(), slices.shape[1])
-    slices[:full].copy_(flat[: full * slices.shape[1]].view(full, -1))
-    if rest:
-        slices[full, :rest].copy_(flat[full * slices.shape[1] :])
+def is_finite(tensor: torch.Tensor, limit: float) -> bool:
+    """Whether all elements are numbers of at most this magnitude."""
+    return bool((tensor.abs() <= limit).all())

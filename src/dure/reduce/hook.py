@@ -1,8 +1,8 @@
 """DDP's communication hook: buckets leave the autograd thread at once and meet in a thread of their own.
 
 DDP keeps its bucketing and its overlap with backward. The hook only hands each bucket over; the
-communication thread joins it with this rank's stack of subtrees, exchanges it, and completes the future
-that DDP waits for.
+communication thread joins it with this rank's stack of subtrees and exchanges it. DDP waits for all its futures
+at the end of the backward pass, so they are completed together, after the last bucket: ranks meet once for that.
 """
 
 # No postponed annotations here: DDP looks at the hook's own.
@@ -15,30 +15,28 @@ from dataclasses import dataclass, field
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from dure.reduce.exchanger import Exchanger, Pieces, Room, Wire
+from dure.errors import UsageError
+from dure.reduce.exchanger import ALL_USED, Exchanger, Pieces, Room, Wire
 from dure.reduce.stack import SubtreeStack
+from dure.reduce.totals import StepTotals
 
 CLOSE_SECONDS = 10.0
 
-OwnPlaces = Callable[[Sequence[torch.Tensor], Sequence[int]], list[slice]]
+OwnPlaces = Callable[[Sequence[torch.Tensor], Sequence[int]], list[range]]
 """The places of a bucket that a rank needs, given the bucket's parameters and where each begins."""
 
 
-@dataclass
-class StepTotals:
-    """What all ranks know about a step once its losses met."""
+@dataclass(frozen=True)
+class _Bucket:
+    """A bucket of DDP's on its way."""
 
-    losses: list[float]
-    """Sum of losses, by shard."""
-    counts: list[float]
-    """Number of things (samples, tokens) those sums are over, by shard."""
-    wishes: list[float]
-    """What ranks ask for besides (small whole numbers, as bits), each at its first shard's place."""
-
-    @property
-    def count(self) -> float:
-        """Over all shards; exact, since the counts are whole numbers."""
-        return sum(self.counts)
+    index: int
+    buffer: torch.Tensor
+    offsets: Sequence[int]
+    """Where each parameter's gradient begins in the buffer."""
+    parameters: Sequence[torch.Tensor]
+    is_last: bool
+    future: torch.futures.Future[torch.Tensor]
 
 
 @dataclass
@@ -50,11 +48,17 @@ class StepExchange:
     """The shard whose gradients are in the buckets; None on an idle rank."""
     totals: StepTotals
     scale: float = 0.0
-    buckets: int = 0
+    all_used: bool = True
+    """Whether this rank's shards used every parameter; to be known when the last bucket is handed over."""
     complete: bool = False
     """All buckets were handed over: DDP saw a gradient for every parameter."""
     handed_over_at: float = field(default_factory=time.perf_counter)
     """When the last bucket left the autograd thread; from then on the rank only waits."""
+    flags: int = 0
+    """Of all ranks, OR-ed, when the exchange is over: ALL_USED, NOT_FINITE."""
+    buckets: list[_Bucket] = field(default_factory=list)
+    rooms: list[Room] = field(default_factory=list)
+    """Of those buckets."""
 
 
 class GradientExchange:
@@ -83,14 +87,6 @@ class GradientExchange:
         """From now on this rank needs the mean gradient in these places of a bucket alone."""
         self._own_places = own_places
 
-    def settle(self) -> None:
-        """Before gradients are written again: nobody looks at them any more."""
-        self._exchanger.settle()
-
-    def met(self) -> None:
-        """All ranks met after the step's exchange: `settle` need not wait."""
-        self._exchanger.met()
-
     def begin(self, step: StepExchange) -> None:
         """Start the step's exchange; call it before the backward pass that DDP synchronises."""
         self._step = step
@@ -99,17 +95,25 @@ class GradientExchange:
     def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Hand a bucket to the communication thread and return at once."""
         step = self._step
-        assert step is not None, "a synchronised backward pass outside of a step"
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        buffer, gradients, parameters = bucket.buffer(), bucket.gradients(), bucket.parameters()
-        step.buckets += 1
-        step.complete = bucket.is_last()
+        if step is None:
+            self._failure = self._failure or UsageError(
+                "a backward pass through a replicated model outside of team.step or team.forward_backward; compute its "
+                "gradients there, or call the plain module instead: model.module(...)"
+            )
+            raise self._failure
+        buffer = bucket.buffer()
+        # GradBucket.gradients() shows every gradient as contiguous, whatever its layout; only its start is right.
+        start = buffer.storage_offset()
+        offsets = [int(gradient.storage_offset() - start) for gradient in bucket.gradients()]
+        handed = _Bucket(
+            bucket.index(), buffer, offsets, bucket.parameters(), bucket.is_last(), torch.futures.Future()
+        )
+        step.complete = handed.is_last
         step.handed_over_at = time.perf_counter()
-        index = bucket.index()
-        self._tasks.put(lambda: self._exchange(step, index, buffer, gradients, parameters, future))
+        self._tasks.put(lambda: self._exchange(step, handed))
         if step.complete:
             self._on_waiting()
-        return future
+        return handed.future
 
     def finish(self) -> None:
         """End the step after its backward pass; raises what went wrong in the communication thread."""
@@ -133,57 +137,49 @@ class GradientExchange:
             task()
 
     def _meet_totals(self, step: StepExchange) -> None:
-        totals = step.totals
         try:
-            vector = torch.tensor([totals.losses, totals.counts, totals.wishes], dtype=torch.float64)
+            vector = step.totals.as_vector()
             self._exchanger.total(vector)
+            step.totals.take(vector)
+            step.totals.refuse_other_steps()
         except BaseException as failure:  # whatever it is, this thread must live to tell it with a bucket
             self._failure = failure
             return
-        totals.losses, totals.counts, totals.wishes = vector.tolist()
         step.scale = 1.0 / step.totals.count if step.totals.count else 0.0
 
-    def _exchange(
-        self,
-        step: StepExchange,
-        index: int,
-        buffer: torch.Tensor,
-        gradients: Sequence[torch.Tensor],
-        parameters: Sequence[torch.Tensor],
-        future: torch.futures.Future[torch.Tensor],
-    ) -> None:
+    def _exchange(self, step: StepExchange, bucket: _Bucket) -> None:
         try:
+            step.buckets.append(bucket)
             self.raise_failure()
-            room = self._exchanger.room(index, buffer)
-            self._join_own(step, room, buffer, gradients, parameters)
-            self._exchanger.exchange(room, step.shape, step.scale, self._own(buffer, gradients, parameters))
-            if room.out.data_ptr() != buffer.data_ptr():
-                buffer.copy_(room.out)
-            future.set_result(buffer)
+            room = self._exchanger.room(bucket.index, bucket.buffer)
+            step.rooms.append(room)
+            self._join_own(step, room, bucket)
+            own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
+            flags = ALL_USED if bucket.is_last and step.all_used else 0
+            self._exchanger.exchange(room, step.shape, step.scale, flags, own)
+            if bucket.is_last:
+                self._conclude(step)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
             self._failure = self._failure or failure
-            future.set_exception(RuntimeError(str(failure)))  # type: ignore[arg-type]
+            for waiting in step.buckets:
+                waiting.future.set_exception(RuntimeError(str(failure)))  # type: ignore[arg-type]
+            step.buckets.clear()
 
-    def _own(
-        self, buffer: torch.Tensor, gradients: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
-    ) -> list[slice] | None:
-        if self._own_places is None:
-            return None
-        return self._own_places(parameters, _offsets(buffer, gradients))
+    def _conclude(self, step: StepExchange) -> None:
+        step.flags = self._exchanger.conclude()
+        for room, bucket in zip(step.rooms, step.buckets, strict=True):
+            if room.out.data_ptr() != bucket.buffer.data_ptr():
+                bucket.buffer.copy_(room.out)
+        for bucket in step.buckets:
+            bucket.future.set_result(bucket.buffer)
+        step.buckets.clear()
 
-    def _join_own(
-        self,
-        step: StepExchange,
-        room: Room,
-        buffer: torch.Tensor,
-        gradients: Sequence[torch.Tensor],
-        parameters: Sequence[torch.Tensor],
-    ) -> None:
+    def _join_own(self, step: StepExchange, room: Room, bucket: _Bucket) -> None:
         """Join this rank's stack with the bucket: what the tree joins now, the rest as pieces of their own."""
+        parameters, offsets = bucket.parameters, bucket.offsets
         held = self._stack.held_for(parameters) if step.shard is not None else []
         if step.shard is None or not held:
             return
-        offsets = _offsets(buffer, gradients)
         views = self._stack.views_of(room.out, parameters, offsets)
         joined = self._stack.top_joins(step.shard, step.shape.leaves)
         for sums in reversed(held[len(held) - joined :]):
@@ -195,9 +191,3 @@ class GradientExchange:
                 torch._foreach_add_(views, sums)
         for position, sums in enumerate(held[: len(held) - joined]):
             torch._foreach_copy_(self._stack.views_of(room.extra(position), parameters, offsets), sums)
-
-
-def _offsets(buffer: torch.Tensor, gradients: Sequence[torch.Tensor]) -> list[int]:
-    """Where each gradient begins in its bucket. GradBucket.gradients() is right about that alone: it shows every
-    gradient as contiguous, whatever its layout."""
-    return [int(gradient.storage_offset() - buffer.storage_offset()) for gradient in gradients]

@@ -14,10 +14,12 @@ import torch
 from dure.exchange.group import Group
 from dure.exchange.link import Link
 from dure.fingerprint import raw_bytes
-from dure.reduce.exchanger import OverGloo, Pieces, Room, Wire, joined
+from dure.reduce.exchanger import ALL_USED, NOT_FINITE, Pieces, Room, Wire, is_finite, joined
+from dure.reduce.plain import OverGloo
 from dure.reduce.shared import ALIGNED, ThroughSharedMemory
 from dure.reduce.treesum import TreeSum, tree_sum
 
+_BITS = (NOT_FINITE, ALL_USED)
 MOST_PARTS = 16
 LEAST_ELEMENTS = 64 * 1024
 """Of a part: shorter ones would cost more in turns than they gain in overlap."""
@@ -38,6 +40,7 @@ class _Part:
     finish: TreeSum
     """Adds both nodes' sums and gives everyone on the node the scaled root."""
     scale: float = 0.0
+    finite: bool = True
 
     def __post_init__(self) -> None:
         self._going, self._space = (
@@ -59,7 +62,31 @@ class _Part:
     def unpack(self) -> None:
         """See `Parcel`: the other node's sums have come."""
         _copied(self.arrived, self.came)
-        self.finish(self.scale)
+        self.finite = self.finish(self.scale)
+
+
+class _Flags:
+    """One byte each way, between the two nodes."""
+
+    def __init__(self, own: int) -> None:
+        self._own = bytes([own])
+        self._come = bytearray(1)
+
+    def pack(self) -> Sequence[memoryview]:
+        """See `Parcel`."""
+        return [memoryview(self._own)]
+
+    def space(self) -> Sequence[memoryview]:
+        """See `Parcel`."""
+        return [memoryview(self._come)]
+
+    def unpack(self) -> None:
+        """See `Parcel`."""
+
+    @property
+    def both(self) -> int:
+        """Both nodes' flags, OR-ed, once they were swapped."""
+        return self._own[0] | self._come[0]
 
 
 class BetweenNodes:
@@ -85,15 +112,20 @@ class BetweenNodes:
         self._nodes = everyone.size // local_size
         # Rounding at the root is done here or by this node's own sums, never by the way over several nodes.
         self._over_gloo = OverGloo(peers.group, peers, wire)
+        self._peers = peers
         self._parts: dict[int, tuple[Room, dict[int, list[_Part]]]] = {}
         """By bucket and number of active shards; for the room they were made for."""
+        self._flags = 0
 
     def room(self, index: int, buffer: torch.Tensor) -> Room:
         """See `Exchanger`."""
         return self._local.room(index, buffer)
 
-    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
+    def exchange(
+        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+    ) -> None:
         """See `Exchanger`."""
+        self._flags |= flags
         if not room.out.numel():
             return
         if self._link is not None:
@@ -101,15 +133,20 @@ class BetweenNodes:
         else:
             self._through_all(room, shape, scale)
 
+    def conclude(self) -> int:
+        """See `Exchanger`."""
+        flags, self._flags = self._local.agree(self._flags), 0
+        if self._link is None:
+            told = torch.tensor([float(bool(flags & bit)) for bit in _BITS])
+            self._peers.extreme(told, "the exchange of gradients", largest=True)
+            return sum(bit for bit, is_set in zip(_BITS, told.tolist(), strict=True) if is_set)
+        of_nodes = _Flags(flags)
+        self._link.swap([of_nodes], "the exchange of gradients between nodes")
+        return of_nodes.both
+
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
         self._everyone.sum(vector, "the exchange of losses")
-
-    def settle(self) -> None:
-        """See `Exchanger`. An exchange ends with a meeting."""
-
-    def met(self) -> None:
-        """See `Exchanger`."""
 
     def close(self) -> None:
         """See `Exchanger`."""
@@ -126,7 +163,8 @@ class BetweenNodes:
             part.scale = scale
         self._local.meet()
         link.swap(parts, "the exchange of gradients between nodes")
-        self._local.meet()
+        if not all(part.finite for part in parts):
+            self._flags |= NOT_FINITE
 
     def _parts_of(self, room: Room, shape: Pieces) -> list[_Part]:
         known, by_leaves = self._parts.get(room.index, (None, {}))
@@ -161,7 +199,9 @@ class BetweenNodes:
                 going=[row.to(wire_dtype) for row in own],
                 arrived=[row[:width] for row in arriving] if rounded else came,
                 came=came,
-                finish=tree_sum(both, additions, root, self._local.outs(room, cut), self._wire, cold=True),
+                finish=tree_sum(
+                    both, additions, root, self._local.outs(room, cut), self._wire, room.limit, cold=True
+                ),
             )
             parts.append(part)
         return parts
@@ -179,10 +219,12 @@ class BetweenNodes:
         for add in self._local.sums(room, cut, self._own_node(shape), shape.leaves, sums):
             add(1.0)
         whole = sums[-1] if sums else room.out.new_empty(cut.stop - cut.start)
-        self._over_gloo.exchange(Room(-1, whole, sums[:-1]), of_nodes, 1.0)
+        self._over_gloo.exchange(Room(-1, whole, room.limit, sums[:-1]), of_nodes, 1.0, 0)
+        self._over_gloo.conclude()
         for out in self._local.outs(room, cut):
             torch.mul(whole, scale, out=out)
-        self._local.meet()
+        if not is_finite(whole * scale, room.limit):
+            self._flags |= NOT_FINITE
 
 
 def _copied(out_of: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:

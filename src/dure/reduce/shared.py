@@ -3,7 +3,7 @@
 DDP's buckets are moved into shared memory in place, so that nothing is copied in. Each rank walks over its
 slice in one pass: it adds everyone's pieces in tree order and writes the scaled sum back into everyone's
 bucket, over the bytes it has just read. Memory is read once and written once, which is what one plain copy
-costs. Two meetings a bucket: all pieces are there; all slices are done.
+costs. One meeting per bucket: all pieces are there. One more at the end of the step: all slices are done.
 """
 
 from __future__ import annotations
@@ -18,13 +18,23 @@ import torch
 from dure.exchange.group import Group
 from dure.exchange.meeting import Meeting
 from dure.exchange.segment import Offer, Segment, map_offer, offer_tensor
-from dure.reduce.exchanger import Pieces, Room, Wire, adding_dtype, joined, leading_to
+from dure.reduce.exchanger import (
+    NOT_FINITE,
+    Pieces,
+    Room,
+    Wire,
+    adding_dtype,
+    joined,
+    largest,
+    leading_to,
+)
 from dure.reduce.treesum import TreeSum, tree_sum
 from dure.say import say
 
 ALIGNED = 16
 """Slices start at multiples of this many elements, a cache line: no two ranks write to one line."""
 SHM = "/dev/shm"
+_WHAT = "the exchange of gradients"
 
 
 @dataclass
@@ -36,10 +46,8 @@ class _SharedRoom(Room):
     in_place: bool = True
     """`out` is DDP's own buffer."""
     segments: list[Segment] = field(default_factory=list)
-    walks: dict[int, TreeSum] = field(default_factory=dict)
-    """By number of active shards: what to do with this rank's slice."""
-    own_walks: dict[int, TreeSum] = field(default_factory=dict)
-    """The same for the places that this rank alone needs."""
+    walks: dict[tuple[int, tuple[range, ...] | None], TreeSum] = field(default_factory=dict)
+    """By number of active shards and places that this rank alone needs (None: this rank's slice)."""
 
 
 class ThroughSharedMemory:
@@ -61,55 +69,54 @@ class ThroughSharedMemory:
         self._half = 0
         self._rooms: dict[int, _SharedRoom] = {}
         self._told = False
-        self._others_read = False
-        """Others may still be reading this rank's buckets."""
+        self._flags = 0
 
     def room(self, index: int, buffer: torch.Tensor) -> Room:
         """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
         if not buffer.numel():
-            return Room(index, buffer)
+            return Room(index, buffer, largest(buffer.dtype))
         known = self._rooms.get(index)
-        fits = known is not None and known.out.numel() == buffer.numel()
-        if known is not None and fits and known.in_place and known.out.data_ptr() == buffer.data_ptr():
-            return known
-        if known is not None and fits and not known.in_place:
-            known.out.copy_(buffer)
-            return known
+        if known is not None and known.serves(buffer):
+            if not known.in_place:
+                known.out.copy_(buffer)
+                return known
+            if known.out.data_ptr() == buffer.data_ptr():
+                return known
         if known is not None:
             self._drop(known)
         room = self._new_room(index, buffer)
         self._rooms[index] = room
         return room
 
-    def exchange(self, room: Room, shape: Pieces, scale: float, own: Sequence[slice] | None = None) -> None:
+    def exchange(
+        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+    ) -> None:
         """See `Exchanger`."""
+        self._flags |= flags
         if not room.out.numel():
             return
         assert isinstance(room, _SharedRoom)
-        walks = room.walks if own is None else room.own_walks
-        walk = walks.get(shape.leaves)
+        # The places are part of the key: when DDP rebuilds its buckets, one as long as before holds other parameters.
+        key = (shape.leaves, None if own is None else tuple(own))
+        walk = room.walks.get(key)
         if walk is None:
-            walk = walks[shape.leaves] = self._walk(room, shape, own)
+            walk = room.walks[key] = self._walk(room, shape, own)
         self.meet()
-        walk(scale)
-        if own is None:
-            self.meet()
-        else:
-            self._others_read = True
+        if not walk(scale):
+            self._flags |= NOT_FINITE
 
-    def settle(self) -> None:
+    def conclude(self) -> int:
         """See `Exchanger`."""
-        if self._others_read:
-            self.meet()
-            self._others_read = False
-
-    def met(self) -> None:
-        """See `Exchanger`."""
-        self._others_read = False
+        flags, self._flags = self._flags, 0
+        return self.agree(flags)
 
     def meet(self) -> None:
         """Wait for all ranks of the node."""
-        self._meeting.meet("the exchange of gradients")
+        self._meeting.meet(_WHAT)
+
+    def agree(self, flags: int) -> int:
+        """Wait for all ranks of the node; their flags, OR-ed."""
+        return self._meeting.agree(flags, _WHAT)
 
     def slice_of(self, room: Room) -> slice:
         """The elements of a bucket that this rank adds."""
@@ -128,7 +135,7 @@ class ThroughSharedMemory:
         pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
         additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
         return [
-            tree_sum(pieces, leading_to(at, additions), at, [out], self._wire)
+            tree_sum(pieces, leading_to(at, additions), at, [out], self._wire, room.limit)
             for at, out in zip(positions, into, strict=True)
         ]
 
@@ -174,7 +181,7 @@ class ThroughSharedMemory:
             else [_mapped(Offer(*offer), dtype, out.numel()) for offer in json.loads(text)]
             for rank, text in enumerate(told)
         ]
-        return _SharedRoom(index, out, extras, everyones, in_place, segments)
+        return _SharedRoom(index, out, largest(buffer.dtype), extras, everyones, in_place, segments)
 
     def _shm_has_room(self, nbytes: int) -> bool:
         """Whether /dev/shm takes this bucket of every rank; a bucket that did not fit would be a SIGBUS."""
@@ -193,15 +200,16 @@ class ThroughSharedMemory:
             )
         return enough
 
-    def _walk(self, room: _SharedRoom, shape: Pieces, own: Sequence[slice] | None) -> TreeSum:
+    def _walk(self, room: _SharedRoom, shape: Pieces, own: Sequence[range] | None) -> TreeSum:
         """What this rank does at every step: with its slice of everyone's bucket, or with its own places in its
         own bucket."""
         pieces = _held(shape.by_rank, room.everyones)
         additions, _, (root,) = joined(shape.in_order, shape.leaves)
         everywhere = slice(0, room.out.numel())
         outs = self.outs(room, everywhere) if own is None else [room.out]
-        places = [self.slice_of(room)] if own is None else own
-        return tree_sum(pieces, additions, root, outs, self._wire, places=places)
+        mine = self.slice_of(room)
+        places = [range(mine.start, mine.stop)] if own is None else own
+        return tree_sum(pieces, additions, root, outs, self._wire, room.limit, places=places)
 
     def _drop(self, room: _SharedRoom) -> None:
         for segment in room.segments:

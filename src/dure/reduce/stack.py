@@ -18,33 +18,35 @@ from dure.reduce.exchanger import adding_dtype
 class SubtreeStack:
     """Sums of complete subtrees, from left to right; each is one tensor a parameter."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, keep_gradients: bool) -> None:
-        """With `keep_gradients`, `.grad` is copied and zeroed; else its tensors are taken, and it is None."""
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
         self._strides = [_strides_in_bucket(parameter) for parameter in self._parameters]
         self._held: list[tuple[range, list[torch.Tensor]]] = []
-        self._keep_gradients = keep_gradients
 
-    def push(self, shard: int, leaves: int) -> None:
-        """Move the shard's gradients from `.grad` onto the stack."""
-        gradients = [_gradient(parameter) for parameter in self._parameters]
+    def push(self, shard: int, leaves: int) -> set[int]:
+        """Move the shard's gradients from `.grad`, which is None then, onto the stack.
+
+        Returns the positions of parameters without one: the shard did not use them, and zeros stand in for it.
+        """
+        gradients, unused = [], set()
+        for at, parameter in enumerate(self._parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+                unused.add(at)
+            parameter.grad = None
+            gradients.append(gradient)
         covered = range(shard, shard + 1)
         if self._held and tree.joins(self._held[-1][0], covered, leaves):
             left, sums = self._held.pop()
             torch._foreach_add_(sums, gradients)
             self._join(range(left.start, covered.stop), sums, leaves)
         else:
-            self._held.append((covered, [self._to_hold(gradient) for gradient in gradients]))
-        if self._keep_gradients:
-            torch._foreach_zero_(gradients)
-        else:
-            for parameter in self._parameters:
-                parameter.grad = None
-
-    def _to_hold(self, gradient: torch.Tensor) -> torch.Tensor:
-        dtype = adding_dtype(gradient.dtype)
-        return gradient.to(dtype, copy=True) if self._keep_gradients else gradient.to(dtype)
+            self._held.append(
+                (covered, [gradient.to(adding_dtype(gradient.dtype)) for gradient in gradients])
+            )
+        return unused
 
     def _join(self, covered: range, sums: list[torch.Tensor], leaves: int) -> None:
         while self._held and tree.joins(self._held[-1][0], covered, leaves):
@@ -88,8 +90,3 @@ def _strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:
     if torch.empty_like(parameter, device="meta").stride() == parameter.stride():  # only without gaps
         return parameter.stride()
     return torch.empty(parameter.shape, device="meta").stride()
-
-
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None, "every parameter has a gradient after a shard, or zeros before it"
-    return parameter.grad

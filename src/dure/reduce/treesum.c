@@ -30,8 +30,15 @@ WIDEST static void add_to(float *restrict sum, const float *other, size_t count)
   for (size_t i = 0; i < count; i++) sum[i] += other[i];
 }
 
-WIDEST static void multiply(float *restrict whole, float scale, size_t count) {
-  for (size_t i = 0; i < count; i++) whole[i] *= scale;
+/* Returns whether an element is too large for `limit` afterwards, infinite or not a number. */
+WIDEST static int multiply(float *restrict whole, float scale, float limit, size_t count) {
+  int bad = 0;
+  for (size_t i = 0; i < count; i++) {
+    float scaled = whole[i] * scale;
+    whole[i] = scaled;
+    bad |= !(__builtin_fabsf(scaled) <= limit);
+  }
+  return bad;
 }
 
 /* To the nearest bfloat16, ties to even, as a float again; a NaN becomes the one that torch makes. */
@@ -65,9 +72,10 @@ typedef struct {
   int num_pieces, num_additions, root, num_outs;
   int rounds_root;   /* round both sides of the last addition, which makes the root */
   int outs_are_cold; /* nobody has just read what stands there */
+  float limit;       /* the largest value that the gradient's own type holds */
 } Plan;
 
-static void sum_chunk(const Plan *plan, size_t at, size_t count, float scale) {
+static int sum_chunk(const Plan *plan, size_t at, size_t count, float scale) {
   _Alignas(64) float scratch[MOST][CHUNK];
   _Alignas(64) float rounded[2][CHUNK];
   const float *held[MOST];
@@ -89,23 +97,26 @@ static void sum_chunk(const Plan *plan, size_t at, size_t count, float scale) {
     held[left] = scratch[left];
   }
   if (plan->num_additions == 0) memcpy(whole, held[plan->root], count * sizeof(float));
-  multiply(whole, scale, count);
+  int bad = multiply(whole, scale, plan->limit, count);
   for (int out = 0; out < plan->num_outs; out++) {
     if (plan->outs_are_cold)
       write_past_caches(plan->outs[out] + at, whole, count);
     else
       memcpy(plan->outs[out] + at, whole, count * sizeof(float));
   }
+  return bad;
 }
 
-/* `ranges` are pairs: first element and number of elements. */
-void dure_tree_sum_3(const Plan *plan, const size_t *ranges, size_t num_ranges, float scale) {
+/* `ranges` are pairs: first element and number of elements. Returns 0 when all results are finite and fit. */
+int dure_tree_sum_4(const Plan *plan, const size_t *ranges, size_t num_ranges, float scale) {
+  int bad = 0;
   for (size_t range = 0; range < num_ranges; range++) {
     size_t stop = ranges[2 * range] + ranges[2 * range + 1];
     for (size_t at = ranges[2 * range]; at < stop; at += CHUNK)
-      sum_chunk(plan, at, stop - at < CHUNK ? stop - at : CHUNK, scale);
+      bad |= sum_chunk(plan, at, stop - at < CHUNK ? stop - at : CHUNK, scale);
   }
 #if defined(__SSE2__)
   if (plan->outs_are_cold) _mm_sfence();
 #endif
+  return bad;
 }

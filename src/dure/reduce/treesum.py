@@ -13,16 +13,16 @@ from functools import partial
 import torch
 
 from dure.compiled import compiled_function
-from dure.reduce.exchanger import Addition, Wire
+from dure.reduce.exchanger import Addition, Wire, is_finite
 
 BLOCK = 32 * 1024
 """Elements that torch adds at once: small enough that all ranks' blocks stay in a core's cache."""
 MOST_PIECES = 64
 """That the compiled kernel has room for."""
 
-TreeSum = Callable[[float], None]
-"""Called with the scale."""
-Kernel = Callable[..., None]
+TreeSum = Callable[[float], bool]
+"""Called with the scale; returns whether all results are finite and fit into the gradient's type."""
+Kernel = Callable[..., int]
 
 
 class _Plan(ctypes.Structure):
@@ -32,6 +32,7 @@ class _Plan(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("pieces", "additions", "outs")),
         *((name, ctypes.c_int) for name in ("num_pieces", "num_additions", "root", "num_outs")),
         *((name, ctypes.c_int) for name in ("rounds_root", "outs_are_cold")),
+        ("limit", ctypes.c_float),
     )
 
 
@@ -41,20 +42,21 @@ def tree_sum(
     root: int,
     outs: Sequence[torch.Tensor],
     wire: Wire,
+    limit: float,
     *,
-    places: Sequence[slice] | None = None,
+    places: Sequence[range] | None = None,
     cold: bool = False,
 ) -> TreeSum:
     """What to do at every step with these flat tensors, all of one length; `outs` may be `pieces`.
 
     It only writes to `outs`, and there only to `places` (by default everywhere). Whatever can be made ready
-    is made ready now. `cold`: nobody has just read what stands in `outs`, so they are better written past the
-    caches.
+    is made ready now. `limit`: see `Room`. `cold`: nobody has just read what stands in `outs`, so they are better
+    written past the caches.
     """
-    where = [slice(0, outs[0].numel())] if places is None else places
+    where = [range(outs[0].numel())] if places is None else places
     kernel = compiled()
     if kernel is not None and _is_plain(pieces, outs, wire) and 0 < len(pieces) <= MOST_PIECES:
-        return _by_kernel(kernel, pieces, additions, root, outs, wire, where, cold)
+        return _by_kernel(kernel, pieces, additions, root, outs, wire, limit, where, cold)
     cuts = [
         slice(at, min(at + BLOCK, place.stop))
         for place in where
@@ -63,13 +65,15 @@ def tree_sum(
     widest = max((cut.stop - cut.start for cut in cuts), default=0)
     scratch = [piece.new_empty(widest) for piece in pieces]
     blocks = [
-        _block([p[cut] for p in pieces], [out[cut] for out in outs], scratch, additions, root, wire)
+        _block([p[cut] for p in pieces], [out[cut] for out in outs], scratch, additions, root, wire, limit)
         for cut in cuts
     ]
 
-    def run(scale: float) -> None:
+    def run(scale: float) -> bool:
+        finite = True
         for block in blocks:
-            block(scale)
+            finite &= block(scale)
+        return finite
 
     return run
 
@@ -78,11 +82,12 @@ def compiled() -> Kernel | None:
     """The kernel that was compiled at installation; None where there is none."""
     return compiled_function(
         "dure.reduce._treesum",
-        "dure_tree_sum_3",
+        "dure_tree_sum_4",
         ctypes.c_void_p,
         ctypes.c_void_p,
         ctypes.c_size_t,
         ctypes.c_float,
+        returns=ctypes.c_int,
     )
 
 
@@ -101,7 +106,8 @@ def _by_kernel(
     root: int,
     outs: Sequence[torch.Tensor],
     wire: Wire,
-    places: Sequence[slice],
+    limit: float,
+    places: Sequence[range],
     cold: bool,
 ) -> TreeSum:
     steps = [place for addition in additions for place in (addition.left, addition.right)]
@@ -114,15 +120,16 @@ def _by_kernel(
     plan = _Plan(
         *(ctypes.addressof(array) for array in arrays),
         *(len(pieces), len(additions), root, len(outs), int(rounds), int(cold)),
+        limit,
     )
-    edges = [number for place in places for number in (place.start, place.stop - place.start)]
+    edges = [number for place in places for number in (place.start, len(place))]
     ranges = (ctypes.c_size_t * max(len(edges), 1))(*edges)
     plan_at, ranges_at, count = ctypes.addressof(plan), ctypes.addressof(ranges), len(places)
     alive = (plan, ranges, arrays, *pieces, *outs)  # the kernel knows only where they are
 
-    def run(scale: float) -> None:
+    def run(scale: float) -> bool:
         assert alive
-        kernel(plan_at, ranges_at, count, scale)
+        return kernel(plan_at, ranges_at, count, scale) == 0
 
     return run
 
@@ -134,6 +141,7 @@ def _block(
     additions: Sequence[Addition],
     root: int,
     wire: Wire,
+    limit: float,
 ) -> TreeSum:
     """One block, by torch; `scratch` is for all blocks."""
     at = list(pieces)
@@ -154,10 +162,11 @@ def _block(
         at[root] = scratch[root]
     whole, mul = at[root], torch.mul
 
-    def run(scale: float) -> None:
+    def run(scale: float) -> bool:
         for call in calls:
             call()
         for out in outs:
             mul(whole, scale, out=out)
+        return is_finite(outs[0], limit)
 
     return run

@@ -127,7 +127,7 @@ class Team:
         same_start(module, self.group)
         busy = self.world.local_size * self.threads
         free_cores = len(os.sched_getaffinity(0)) - busy
-        model = wrap(module, find_unused=find_unused, free_cores=free_cores)
+        model = wrap(module, free_cores=free_cores)
         lockstep = Lockstep(
             model,
             self.setting,
@@ -239,20 +239,20 @@ class Team:
         clip_norm: float | None = None,
     ) -> float:
         """Forward, backward, exchange and update; returns the mean loss of the global batch."""
-        outcome = self.forward_backward(model, batch, as_sum(loss))
+        outcome = self.forward_backward(model, batch, loss)
         self.update(model, optimizer, schedule=schedule, clip_norm=clip_norm)
         return outcome.loss
 
     def forward_backward(
-        self, model: DistributedDataParallel, batch: Batch, loss: LossSum, wish: int = 0
+        self, model: DistributedDataParallel, batch: Batch, loss: Loss, flags: int = 0
     ) -> Outcome:
         """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards.
 
-        `wish` are bits of this rank; the outcome has those of all ranks.
+        `flags` are bits of this rank; the outcome has those of all ranks, OR-ed.
         """
-        lockstep = self._lockstep(model)
-        lockstep.prepare(batch, loss)
-        return lockstep.forward_backward(batch, loss, wish)
+        lockstep, summed = self._lockstep(model), as_sum(loss)
+        lockstep.prepare(batch, summed)
+        return lockstep.forward_backward(batch, summed, flags)
 
     def update(
         self,
@@ -264,6 +264,10 @@ class Team:
     ) -> float | None:
         """The second half of `step`; returns the gradients' norm when they are clipped."""
         return self._lockstep(model).update(optimizer, schedule, clip_norm)
+
+    def discard(self, model: DistributedDataParallel) -> None:
+        """Give up the gradients of the last `forward_backward`, on all ranks alike: no `update` follows."""
+        self._lockstep(model).discard()
 
     def evaluate(
         self,

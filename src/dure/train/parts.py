@@ -133,4 +133,4 @@ class Parts:
     def _named(self, name: str, key: str, known: dict[str, LossSum]) -> LossSum:
         if name in known:
             return known[name]
-        return as_sum(factory.find(name, key, self._loaded.folder))
+        return as_sum(factory.find(name, key, self._loaded.folder), key)

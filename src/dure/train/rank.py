@@ -112,7 +112,7 @@ class Run:
             if self.at.steps_done == self.start + 1:
                 self.keeping.make_ready()
             self.keeping.keep_if_due()
-            self.keeping.save_if_due(outcome.wishes)
+            self.keeping.save_if_due(outcome.flags)
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
         if self.at.judged_after != self.at.steps_done:
