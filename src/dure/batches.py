@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dure.errors import JobError, ModelRefused, UsageError
-from dure.fingerprint import fingerprint
+from dure.dataset import SeededSamples
+from dure.errors import UsageError
 from dure.seeds import plant, seed_of
 from dure.shards import Split, parts_of, shards_of_rank
 
@@ -53,6 +52,8 @@ class Batch:
     last_of_epoch: bool
     waited_seconds: float
     """Time the rank waited for the data."""
+    source: Batches = field(repr=False, compare=False)
+    """What it is of."""
 
     @property
     def mark(self) -> int:
@@ -84,6 +85,14 @@ class Plan:
         run = shards_of_rank(self.rank, self.ranks, self.split.shards)
         own = range(run.start, min(run.stop, active))
         return (own, False) if own else (range(1), True)
+
+    @property
+    def smallest(self) -> tuple[int, int, int]:
+        """(shard, micro-batch, samples) of one of an epoch's smallest micro-batches, in its last step."""
+        step = self.split.steps - 1
+        shard = self.split.active(step) - 1
+        parts = parts_of(self.split.positions(step, shard), self.accumulate)
+        return shard, len(parts) - 1, len(parts[-1])
 
     def parts(self, order: torch.Tensor, step: int, shard: int) -> list[list[int]]:
         """A shard's sample ids, in micro-batches."""
@@ -125,7 +134,7 @@ class Batches:
         self._collate = collate
         self._place = place
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededSamples(dataset, plan.seed, place),
+            SeededSamples(dataset, plan.seed, place),
             batch_sampler=_Keys(plan, start, steps),
             num_workers=workers,
             collate_fn=collate or default_collate,
@@ -139,6 +148,21 @@ class Batches:
     def first_only(self) -> Batches:
         """The run's first batch alone, wherever this session starts; read by this process itself."""
         return Batches(self._dataset, self.plan, steps=1, collate=self._collate)
+
+    def common_part(self, step: int) -> Any:
+        """The first micro-batch of shard 0 in a step: the same samples on whatever rank."""
+        return self._part(step, 0, 0)
+
+    def smallest_part(self) -> Any:
+        """A micro-batch as small as any of an epoch; those of the last step are the smallest."""
+        shard, micro, _ = self.plan.smallest
+        return self._part(self.plan.split.steps - 1, shard, micro)
+
+    def _part(self, step: int, shard: int, micro: int) -> Any:
+        epoch, in_epoch = divmod(step, self.plan.split.steps)
+        samples = SeededSamples(self._dataset, self.plan.seed, self._place)
+        part = self.plan.parts(self.plan.order(epoch), in_epoch, shard)[micro]
+        return (self._collate or default_collate)([samples[epoch, sample] for sample in part])
 
     def starting_at(self, step: int) -> Batches:
         """The same batches from a step on: the cursor is the only state that data has."""
@@ -189,61 +213,8 @@ class Batches:
                 ids=() if idle else tuple(sample for shard in shards for sample in shard.ids),
                 last_of_epoch=in_epoch == split.steps - 1,
                 waited_seconds=time.perf_counter() - began,
+                source=self,
             )
-
-
-def check_dataset(dataset: object, key: str, seed: int) -> int:
-    """The dataset's length, or an error that says why it cannot be used."""
-    if isinstance(dataset, IterableDataset):
-        raise ModelRefused(
-            f"{key}: {type(dataset).__name__} is an iterable dataset; a rank cannot jump to its own samples in it, so "
-            "neither the split nor a resume could be exact. Give a map-style dataset (__len__ and __getitem__)"
-        )
-    if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
-        raise JobError(
-            f"{key}: a {type(dataset).__name__} is not a dataset; it needs __len__ and __getitem__"
-        )
-    if len(dataset) == 0:
-        raise JobError(f"{key}: the dataset is empty; there is nothing to train on")
-    samples = _SeededSamples(dataset, seed, "sample")  # type: ignore[arg-type]
-    if _sample_bits(samples[0, 0]) != _sample_bits(samples[0, 0]):
-        raise ModelRefused(
-            f"{key}: sample 0, read twice, gives other bits; draw augmentation from the global generators of torch, "
-            "numpy or random, which are seeded by (seed, epoch, sample)"
-        )
-    return len(dataset)
-
-
-def _sample_bits(sample: object) -> str:
-    """A fingerprint of all tensors and numbers in a sample."""
-
-    def tensors(value: object, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-        if isinstance(value, dict):
-            for key in sorted(value):
-                yield from tensors(value[key], f"{name}.{key}")
-        elif isinstance(value, list | tuple):
-            for at, inner in enumerate(value):
-                yield from tensors(inner, f"{name}.{at}")
-        else:
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):
-                yield name, torch.as_tensor(value)
-
-    return fingerprint(tensors(sample, ""))
-
-
-class _SeededSamples(Dataset[Any]):
-    """Reads a sample with every global generator seeded by (seed, epoch, sample): so that neither the
-    number of ranks nor that of workers can change an augmentation."""
-
-    def __init__(self, dataset: Dataset[Any], seed: int, place: str) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        self._place = place
-
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, sample = key
-        plant(seed_of(self._seed, self._place, epoch, sample))
-        return self._dataset[sample]
 
 
 class _Keys:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure import tree
 from dure.batches import Batch
-from dure.errors import JobError, ModelRefused, NotFinite, UsageError
+from dure.dataset import sample_bits
+from dure.errors import DureError, JobError, ModelRefused, NotFinite, UsageError
 from dure.exchange.group import Group
 from dure.fingerprint import fingerprint
 from dure.loss import LossSum, SumAndCount
@@ -109,7 +110,7 @@ class Lockstep:
             return
         known = self._known
         if known is None:
-            known = probe_on(self.model.module, batch, loss, self._setting).with_others(self._group)
+            known = probe_on(self.model.module, batch, loss, self._setting, self._group)
         if known.unused and not self._find_unused:
             raise ModelRefused(
                 f"the parameter {known.unused[0]} takes no part in the loss ({len(known.unused)} in all); freeze it "
@@ -339,19 +340,53 @@ class Lockstep:
         return None
 
 
-def probe_on(module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting) -> ProbeResult:
-    """Probe a model on this rank's first micro-batch, with all its others (or another seed) in between: so
-    that what all ranks learn together does not depend on how many they are."""
+def probe_on(
+    module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting, group: Group
+) -> ProbeResult:
+    """Probe a model on this rank's part of a batch, on samples that all ranks read, and on the smallest micro-batch
+    of an epoch; a collective call. What it tells does not depend on the number of ranks."""
     first, *others = [part for shard in batch.shards for part in shard.parts]
+    same = batch.source.common_part(batch.step)
 
     def computed(part: object, seed: int) -> torch.Tensor:
         plant(seed)
         return compute_loss(module, part, loss, setting)[0]
 
+    def smallest(seed: int) -> torch.Tensor:
+        try:
+            return computed(batch.source.smallest_part(), seed)
+        except Exception as error:
+            raise _too_small(batch, error) from error
+
     here, there = (seed_of(setting.seed, "probe", place) for place in range(2))
-    return probe(
-        module, partial(computed, first, here), [partial(computed, o, there) for o in others or [first]]
+    found, bits = probe(
+        module,
+        partial(computed, first, here),
+        [*(partial(computed, other, there) for other in others or [first]), partial(smallest, there)],
+        partial(computed, same, here),
     )
+    return replace(found, common=(sample_bits(same), bits)).with_others(group)
+
+
+def _too_small(batch: Batch, error: Exception) -> DureError:
+    """A failure with the smallest micro-batch, though a larger one went well."""
+    if isinstance(error, DureError):
+        return error
+    plan = batch.source.plan
+    shard, _, size = plan.smallest
+    split = plan.split
+    words = (
+        f"a micro-batch of {size} sample(s) fails ({type(error).__name__}: {error}): shard {shard} of an epoch's last "
+        f"step, which has {split.batch_size(split.steps - 1)} of {split.global_batch} samples"
+    )
+    if split.batch_size(split.steps - 1) < split.global_batch and split.steps > 1:
+        left_out = split.samples % split.global_batch
+        return ModelRefused(
+            f"{words}. Leave such steps out (data.drop_last = true, in a script drop_last=True; {left_out} of "
+            f"{split.samples} samples then take no part in an epoch), or choose a data.global_batch that divides "
+            f"{split.samples} with a larger rest"
+        )
+    return ModelRefused(f"{words}. Use a larger data.global_batch, or fewer team.shards")
 
 
 def compute_loss(module: torch.nn.Module, part: object, loss: LossSum, setting: Setting) -> SumAndCount:

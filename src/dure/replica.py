@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,17 @@ def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
             )
         if getattr(part, "sparse", False) is True:
             raise ModelRefused(f"{where} has sparse gradients, which the tree cannot add; use sparse=False")
+    for name, buffer in module.named_buffers():
+        if buffer.layout != torch.strided:
+            raise ModelRefused(
+                f"the buffer {name} is sparse ({buffer.layout}), so it can be neither restored nor saved by its bytes; "
+                "keep it dense, or keep its indices and values as two buffers"
+            )
+        if any(size > 1 and stride == 0 for size, stride in zip(buffer.shape, buffer.stride(), strict=True)):
+            raise ModelRefused(
+                f"the buffer {name} is expanded: several of its elements share one place in memory, so it cannot be "
+                "restored; register a copy (.clone())"
+            )
     for name, parameter in module.named_parameters():
         if parameter.is_complex():
             raise ModelRefused(f"{name} is complex, which the tree cannot add; keep it as two real numbers")
@@ -166,26 +178,38 @@ class ProbeResult:
     """Parameters that took no part in some probed shard."""
     written: tuple[str, ...]
     """Buffers that the forward pass writes."""
+    common: tuple[str, str] = ("", "")
+    """Fingerprints of samples that every rank reads, and of what it computes from them: the same on all ranks."""
 
     def with_others(self, group: Group) -> ProbeResult:
-        """What any rank learned."""
+        """What any rank learned; raises where ranks compute other bits from the same samples."""
         everyones = [json.loads(text) for text in group.gather(json.dumps(vars(self)), "the start-up probe")]
-        return ProbeResult(
-            *(
-                tuple(sorted({name for one in everyones for name in one[what]}))
-                for what in ("unused", "written")
-            )
+        for at, what in enumerate(("reads other samples", "computes other bits from the same samples")):
+            seen = [one["common"][at] for one in everyones]
+            most, _ = Counter(seen).most_common(1)[0]
+            odd = [str(rank) for rank, bits in enumerate(seen) if bits != most]
+            if odd:
+                raise ModelRefused(
+                    f"rank {', '.join(odd)} {what} than the others: does the model, the dataset or the collate "
+                    "function look at the rank, the host or the clock? Replicas can only be the same if they do not "
+                    "(or this machine computes differently: another processor, another library)"
+                )
+        unused, written = (
+            tuple(sorted({name for one in everyones for name in one[what]})) for what in ("unused", "written")
         )
+        return ProbeResult(unused, written, self.common)
 
 
 def probe(
     module: torch.nn.Module,
     shard_loss: Callable[[], torch.Tensor],
     other_losses: Iterable[Callable[[], torch.Tensor]],
-) -> ProbeResult:
+    common_loss: Callable[[], torch.Tensor] | None = None,
+) -> tuple[ProbeResult, str]:
     """Compute a shard, others, and the first again: the bits must be the same.
 
-    That catches models with a state or a randomness of their own. Nothing of the model is changed.
+    That catches models with a state or a randomness of their own. Nothing of the model is changed. Returns besides
+    the fingerprint of what came of `common_loss`, which is computed first.
     """
     start = {name: buffer.clone() for name, buffer in module.named_buffers()}
     buffers = Buffers(module, start)
@@ -199,7 +223,7 @@ def probe(
         buffers.restore()
         versions = {name: buffer._version for name, buffer in module.named_buffers()}
         loss = loss_of()
-        gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+        gradients = _gradients(loss, [p for _, p in named])
         used = [(name, g) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
         for name, gradient in used:
             if gradient.is_sparse:
@@ -219,7 +243,7 @@ def probe(
 
     # Compiled code that meets a dispatch mode would silently stay eager for ever; it is looked at as eager code.
     with torch.compiler.set_stance("force_eager"), _NoCollectives():
-        computed(shard_loss)
+        common = computed(common_loss or shard_loss)
     first = computed(shard_loss)
     for other_loss in other_losses:
         computed(other_loss)
@@ -242,7 +266,24 @@ def probe(
                 f"the forward pass writes the parameter {name}: once a shard, so the bits would depend on how many a "
                 "rank computes. Make it a buffer (register_buffer), or write it after the step"
             )
-    return ProbeResult(tuple(sorted(unused)), tuple(sorted(written)))
+    return ProbeResult(tuple(sorted(unused)), tuple(sorted(written))), common
+
+
+def _gradients(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> tuple[torch.Tensor | None, ...]:
+    if not loss.requires_grad:
+        raise ModelRefused(
+            "the loss does not depend on any trained parameter; is the model's output detached, or computed under "
+            "torch.no_grad()?"
+        )
+    try:
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error) and "Checkpointing is not compatible" not in str(error):
+            raise
+        raise ModelRefused(
+            "the model uses reentrant activation checkpointing, which hides parameters from DDP; call "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        ) from error
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -21,11 +21,19 @@ class Split:
     global_batch: int
     shards: int
     kind: SplitKind = "interleaved"
+    drop_last: bool = False
+    """Whether an epoch ends with its last full batch."""
 
     @property
     def steps(self) -> int:
         """Steps in one epoch; the last one may be smaller."""
-        return -(-self.samples // self.global_batch)
+        full, rest = divmod(self.samples, self.global_batch)
+        return full + bool(rest and not self.drop_last)
+
+    @property
+    def samples_of_epoch(self) -> int:
+        """Samples that an epoch uses."""
+        return self.steps * self.global_batch if self.drop_last else self.samples
 
     def batch_size(self, step: int) -> int:
         """Samples in this step of the epoch."""
@@ -50,7 +58,7 @@ class Split:
 
     def _total(self, shard: int) -> int:
         """Samples of this shard in the whole epoch."""
-        full, rest = divmod(self.samples, self.global_batch)
+        full, rest = divmod(self.samples_of_epoch, self.global_batch)
         return full * _part(self.global_batch, self.shards, shard) + _part(rest, self.shards, shard)
 
 

@@ -120,6 +120,11 @@ class Keeper:
         """The memory that such a state is copied to before it is written."""
         return self._saver.room(state)
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether checkpoints are kept by what they were judged as."""
+        return self._settings.keep_best is not None
+
     def is_saved(self, step: int) -> bool:
         """Whether the state before this step is saved, or on its way."""
         failed = self.last is not None and self.last.step == step and self.last.trouble is not None

@@ -55,6 +55,8 @@ class Data(Section):
     """A new order each epoch, drawn from (seed, epoch)."""
     split: Literal["interleaved", "blocks"] = "interleaved"
     """How samples go to shards: one by one in turn (0, 4, 8, …), or in runs (1-100, 101-200, …)."""
+    drop_last: bool = False
+    """An epoch ends with its last full batch; the few samples after it take no part in that epoch."""
     workers: NonNegativeInt = 0
     """Processes a rank that read samples ahead of the step. Never changes a bit."""
     collate: Factory | None = None

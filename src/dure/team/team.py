@@ -18,10 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from dure.audit import how_far_apart, prove_same
-from dure.batches import Batch, Batches, Plan, check_dataset
+from dure.batches import Batch, Batches, Plan
 from dure.checkpoint.state import Part, Sharing
+from dure.dataset import check_dataset
 from dure.errors import UsageError
-from dure.evaluation import Judged, evaluate
+from dure.evaluation import Judged, evaluate, rehearse
 from dure.exchange.group import Group, node_group
 from dure.loading.circle import Standing
 from dure.loading.load import How
@@ -70,6 +71,8 @@ class Team:
         self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}
         self._sharded: dict[int, _Sharded] = {}
+        self._evaluated: dict[int, tuple[Dataset[Any], int]] = {}
+        """Evaluation data that was looked at, and its length."""
 
     @property
     def rank(self) -> int:
@@ -216,14 +219,27 @@ class Team:
         workers: int = 0,
         accumulate: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        fresh: Callable[[], Dataset[Any]] | None = None,
+        name: str = "the dataset",
     ) -> Batches:
-        """This rank's shards of every global batch; each sample exactly once an epoch over all ranks."""
+        """This rank's shards of every global batch; each sample exactly once per epoch over all ranks. A collective
+        call: all ranks give the same whole dataset.
+
+        With `drop_last` an epoch ends with its last full batch, and the samples after it take no part. `fresh` makes
+        another such dataset, to find out whether samples depend on what was read before; `name` is for errors.
+        """
         if global_batch < 1:
             raise UsageError(f"global_batch is {global_batch}; a step needs at least one sample")
         if (epochs is None) == (steps is None):
             raise UsageError("give epochs or steps, one of them")
-        samples = check_dataset(dataset, "the dataset", self.setting.seed)
-        cut = Split(samples, global_batch, self.setting.shards, split)
+        samples = check_dataset(dataset, name, self.setting.seed, self.group, fresh=fresh)
+        cut = Split(samples, global_batch, self.setting.shards, split, drop_last)
+        if cut.steps == 0:
+            raise UsageError(
+                f"{name} has {samples} samples, less than one batch of {global_batch}, and drop_last leaves none; use "
+                "a smaller global_batch"
+            )
         plan = Plan(cut, self.rank, self.world.size, self.setting.seed, shuffle, accumulate)
         length = steps if steps is not None else (epochs or 0) * cut.steps
         return Batches(dataset, plan, steps=length, workers=workers, collate=collate)
@@ -284,18 +300,23 @@ class Team:
         Without synchronisation each rank judges its own model on all of it.
         """
         self.pulse.beat(-1, Phase.EVALUATE)
-        samples = check_dataset(dataset, "the evaluation data", self.setting.seed)
-        sync = self.setting.sync
-        cut = Split(samples, batch, self.setting.shards)
-        rank, ranks = (self.rank, self.world.size) if sync else (0, 1)
-        plan = Plan(cut, rank, ranks, self.setting.seed, shuffle=False)
-        batches = Batches(
-            dataset, plan, steps=cut.steps, workers=workers, collate=collate, place="eval sample"
-        )
-        summed = {name: as_sum(measure) for name, measure in measures.items()}
-        return evaluate(
-            model.module, self._alive(batches), summed, self.setting, self.group if sync else None
-        )
+        batches = self._eval_batches(dataset, batch, workers, collate, None)
+        group = self.group if self.setting.sync else None
+        return evaluate(model.module, self._alive(batches), _summed(measures), self.setting, group)
+
+    def rehearse_evaluation(
+        self,
+        model: DistributedDataParallel,
+        dataset: Dataset[Any],
+        measures: Mapping[str, Loss | LossSum],
+        *,
+        batch: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+        fresh: Callable[[], Dataset[Any]] | None = None,
+    ) -> None:
+        """Look at the evaluation data, and try the measures on its smallest part, before anything is trained."""
+        batches = self._eval_batches(dataset, batch, 0, collate, fresh)
+        rehearse(model.module, batches, _summed(measures), self.setting)
 
     def prove(
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None = None, step: int = -1
@@ -335,6 +356,24 @@ class Team:
         if error is None or self.world.size == 1:
             self.done()  # after a failure others may wait in a collective, and leaving would wait for them
 
+    def _eval_batches(
+        self,
+        dataset: Dataset[Any],
+        batch: int,
+        workers: int,
+        collate: Callable[[list[Any]], Any] | None,
+        fresh: Callable[[], Dataset[Any]] | None,
+    ) -> Batches:
+        seed, place = self.setting.seed, "eval sample"
+        if id(dataset) not in self._evaluated:  # looked at when it is used for the first time
+            key = "the evaluation data"
+            samples = check_dataset(dataset, key, seed, self.group, place=place, fresh=fresh)
+            self._evaluated[id(dataset)] = (dataset, samples)
+        cut = Split(self._evaluated[id(dataset)][1], batch, self.setting.shards)
+        rank, ranks = (self.rank, self.world.size) if self.setting.sync else (0, 1)
+        plan = Plan(cut, rank, ranks, seed, shuffle=False)
+        return Batches(dataset, plan, steps=cut.steps, workers=workers, collate=collate, place=place)
+
     def _alive(self, batches: Batches) -> Iterator[Batch]:
         """The batches, with a beat for each: a long evaluation is not a hang."""
         for batch in batches:
@@ -346,3 +385,7 @@ class Team:
             return self._locksteps[id(model)]
         except KeyError:
             raise UsageError("this model is not of this team; use what team.replicate returned") from None
+
+
+def _summed(measures: Mapping[str, Loss | LossSum]) -> dict[str, LossSum]:
+    return {name: as_sum(measure, "the measure") for name, measure in measures.items()}

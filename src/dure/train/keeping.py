@@ -150,15 +150,25 @@ class Keeping:
                 )
             )
 
+    def begin_last(self) -> None:
+        """Begin to save the end of the run, before it is evaluated."""
+        keeper = self.keeper
+        if keeper is None:
+            return
+        keeper.wait(self._saving)
+        if not keeper.is_saved(self.at.steps_done):
+            keeper.save(self._state(), self._saving)
+
     def save_last(self) -> None:
-        """Save the end of the run, unless that was done, and wait until it is there."""
+        """Save the end of the run, with what it was judged as where the best are kept, and wait until it is there."""
         if self.memory is not None:
             self.memory.settle()
         keeper = self.keeper
         if keeper is None:
             return
         keeper.wait(self._saving)
-        if not keeper.is_saved(self.at.steps_done):
+        best = keeper.keeps_best and self.at.judged_after == self.at.steps_done
+        if best or not keeper.is_saved(self.at.steps_done):
             keeper.save(self._state(), self._saving)
             keeper.wait(self._saving)
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from dure import events, factory
-from dure.batches import Batches, check_dataset
+from dure.batches import Batches
+from dure.dataset import length_of
 from dure.job import LoadedJob
 from dure.loading.load import Loaded, Progress
 from dure.loss import LOSSES, METRICS, LossSum, as_sum
@@ -42,7 +43,7 @@ class Parts:
         if job.eval.factory is None:
             return None
         data = self._make("eval.factory", job.eval.factory, job.eval.args)
-        check_dataset(data, "eval.factory", job.train.seed)
+        length_of(data, "eval.factory")
         return data
 
     def collate(self) -> Any:
@@ -53,10 +54,9 @@ class Parts:
     def batches(self) -> Batches:
         """This rank's shards of every batch."""
         data, train = self._loaded.job.data, self._loaded.job.train
-        dataset = self._make("data.factory", data.factory, data.args)
-        check_dataset(dataset, "data.factory", train.seed)
+        make = partial(self._make, "data.factory", data.factory, data.args)
         return self._team.batches(
-            dataset,
+            make(),
             global_batch=data.global_batch,
             epochs=train.epochs,
             steps=train.steps,
@@ -65,6 +65,9 @@ class Parts:
             workers=data.workers,
             accumulate=train.accumulate,
             collate=self.collate(),
+            drop_last=data.drop_last,
+            fresh=make,
+            name="data.factory",
         )
 
     def model(self) -> tuple[torch.nn.Module, Loaded | None]:

@@ -77,7 +77,16 @@ class Run:
         self.batches = parts.batches()
         self.eval_data, self.measures, self.collate = parts.eval_data(), parts.measures(), parts.collate()
         self.model = self._replicate(module)
-        self.optimizer = update.make_optimizer(job.train, module)
+        if self.eval_data is not None:
+            self.team.rehearse_evaluation(
+                self.model,
+                self.eval_data,
+                {"loss": self.loss_sum, **self.measures},
+                batch=job.eval.batch or job.data.global_batch,
+                collate=self.collate,
+                fresh=parts.eval_data,
+            )
+        self.optimizer = update.make_optimizer(job.train, module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
             self.team.shard_optimizer(
                 self.model, self.optimizer, share_weights=True, own_gradients=job.train.clip_norm is None
@@ -103,11 +112,7 @@ class Run:
             self.record(batch, outcome, norm, time.perf_counter() - updating)
             if job.train.prove_every and self.at.steps_done % job.train.prove_every == 0:
                 self.prove()
-            if (
-                batch.last_of_epoch
-                and job.eval.every_epochs
-                and (batch.epoch + 1) % job.eval.every_epochs == 0
-            ):
+            if self._evaluation_is_due(batch):
                 judging += self.evaluate()
             if self.at.steps_done == self.start + 1:
                 self.keeping.make_ready()
@@ -116,8 +121,15 @@ class Run:
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
         if self.at.judged_after != self.at.steps_done:
+            self.keeping.begin_last()  # whatever the evaluation comes to, the training is not lost
             judging += self.evaluate()
         self.seconds["eval"] = judging
+
+    def _evaluation_is_due(self, batch: Batch) -> bool:
+        """After an epoch of training; the run's last evaluation comes after its last checkpoint was begun."""
+        every = self.loaded.job.eval.every_epochs
+        is_last_step = self.at.steps_done == self.batches.steps
+        return bool(every) and batch.last_of_epoch and not is_last_step and (batch.epoch + 1) % every == 0
 
     def record(self, batch: Batch, outcome: Outcome, norm: float | None, updating: float) -> None:
         """Keep what the step came to; costs the training thread some microseconds."""
@@ -239,9 +251,10 @@ class Run:
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
         first = next(iter(self.batches.first_only()))
-        known = probe_on(module, first, self.loss_sum, self.team.setting).with_others(self.team.group)
+        known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
         wanted = self.loaded.job.model.find_unused
         find_unused = bool(known.unused) if wanted == "auto" else wanted
+        self.some_unused = bool(known.unused)
         if known.unused and find_unused:
             self._note(f"{len(known.unused)} parameters take no part in some shards ({known.unused[0]}, …)")
         return self.team.replicate(module, find_unused=find_unused, known=known)
