@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +20,7 @@ from dure.errors import JobError
 def find(reference: str, key: str, folder: Path) -> Callable[..., Any]:
     """The callable behind `reference`; `key` is the setting that names it, for the error."""
     place, _, name = reference.partition(":")
-    module = _load_file(folder / place, key) if place.endswith(".py") else _load_module(place, key)
+    module = _module_of(reference, key, folder)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -43,13 +45,73 @@ def make(reference: str, key: str, folder: Path, arguments: Mapping[str, Any]) -
         raise JobError(f"{key}: {reference} raised {type(error).__name__}: {error}") from error
 
 
-def source_digest(reference: str, key: str, folder: Path) -> str:
-    """sha256 of the file that the callable is written in; empty when it has none."""
+def own_code(references: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """sha256 of the files that what a job names is written in, by name: those that the references name or lead to, and
+    all modules beside them (in the job's folder, or in the same package) that were imported by now.
+
+    `references` are by the setting that names them.
+    """
+    digests, roots = {}, {str(folder.resolve())}
+    for key, reference in references.items():
+        named = _module_of(reference, key, folder)
+        behind = sys.modules.get(getattr(_written(find(reference, key, folder)), "__module__", ""))
+        for module in (named, behind):
+            path = getattr(module, "__file__", None)
+            if module is not None and path is not None and path.endswith(".py"):
+                digests[_name_of(path, module, folder)] = _sha256(path)
+                roots.add(_root(path, module))
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py") and _is_own(os.path.abspath(path), roots):
+            digests[_name_of(path, module, folder)] = _sha256(path)
+    return digests
+
+
+def _written(found: Any) -> Any:
+    """The function or class behind a partial, a bound method, a decorated function or an instance."""
+    while True:
+        if isinstance(found, functools.partial | functools.partialmethod):
+            found = found.func
+        elif inspect.ismethod(found):
+            found = found.__func__
+        elif hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        else:
+            return found if inspect.isroutine(found) or inspect.isclass(found) else type(found)
+
+
+def _root(path: str, module: ModuleType) -> str:
+    """The folder that a module's neighbours are in: its package's, or its own."""
+    package = sys.modules.get(module.__name__.partition(".")[0])
+    whole = getattr(package, "__path__", None)
+    return os.path.abspath(next(iter(whole), "") if whole else os.path.dirname(path))
+
+
+def _is_own(path: str, roots: set[str]) -> bool:
+    """Whether a file is the user's, below one of these folders; what was installed has a version instead."""
+    foreign = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.abspath(__file__)))
+    if "site-packages" in path or any(path.startswith(root + os.sep) for root in foreign):
+        return False
+    return any(path.startswith(root + os.sep) for root in roots)
+
+
+def _name_of(path: str, module: ModuleType, folder: Path) -> str:
+    """The same on every node: relative to the job's folder, or the module's name."""
+    resolved = Path(path).resolve()
+    base = folder.resolve()
+    return str(resolved.relative_to(base)) if resolved.is_relative_to(base) else module.__name__
+
+
+def _sha256(path: str) -> str:
     try:
-        path = inspect.getsourcefile(inspect.unwrap(find(reference, key, folder)))
-    except TypeError:
-        return ""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _module_of(reference: str, key: str, folder: Path) -> ModuleType:
+    place, _, _ = reference.partition(":")
+    return _load_file(folder / place, key) if place.endswith(".py") else _load_module(place, key)
 
 
 def _load_file(path: Path, key: str) -> ModuleType:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from dure.factory import source_digest
 from dure.job import LoadedJob
 
 _NOT_TRAINED_BY = {"name", "storage", "eval", "checkpoint", "cluster", "slurm"}
@@ -23,12 +23,29 @@ _NOT_IN_THE_BITS = {
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
 
 
+_KERNELS_BY = (
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+)
+"""Environment variables by which libraries choose kernels, behind torch's back."""
+
+
 def recipe_of(
-    loaded: LoadedJob, device: str, samples: int, weights: Mapping[str, Any] | None = None
+    loaded: LoadedJob,
+    device: str,
+    samples: int,
+    code: Mapping[str, str],
+    weights: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the weights after step n, in words.
 
-    `weights` is what tells loaded weights from others, wherever they lie and whoever read them.
+    `code` are the digests of the user's own files (`factory.own_code`). `weights` is what tells loaded weights from
+    others, wherever they lie and whoever read them.
     """
     job = loaded.job.model_dump(mode="json", exclude=_NOT_TRAINED_BY)
     for section, keys in _NOT_IN_THE_BITS.items():
@@ -36,25 +53,16 @@ def recipe_of(
             del job[section][key]
     if not loaded.job.team.sync:
         job["team"]["ranks"] = loaded.job.team.ranks
-    references = {
-        "model.factory": loaded.job.model.factory,
-        "data.factory": loaded.job.data.factory,
-        "data.collate": loaded.job.data.collate,
-        "train.loss": loaded.job.train.loss,
-    }
     return {
         "job": job,
-        "code": {
-            key: source_digest(reference, key, loaded.folder)
-            for key, reference in references.items()
-            if reference and ":" in reference
-        },
+        "code": dict(sorted(code.items())),
         **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
         "torch": torch.__version__,
         "device": device,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "blas": _blas(),
+        "kernels": {name: os.environ[name] for name in _KERNELS_BY if name in os.environ},
         "default_dtype": str(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,13 +152,14 @@ def _on_leader(everyone: Group, look: Callable[[], Sequence[str]]) -> list[str]:
     return [str(name) for name in found["names"]]
 
 
-def refuse_other_recipe(manifest: Manifest, recipe: dict[str, Any], where: str) -> None:
-    """Refuse to go on with what another job, or another machine's arithmetic, has begun; says what differs."""
-    different = sorted(_differences(manifest.facts["recipe_words"], json.loads(json.dumps(recipe))))
+def refuse_other_recipe(facts: Mapping[str, Any], recipe: dict[str, Any], where: str) -> None:
+    """Refuse to go on with a state that other code, another job or another machine's arithmetic has begun; says what
+    differs."""
+    different = sorted(_differences(facts["recipe_words"], json.loads(json.dumps(recipe))))
     if different:
         raise UsageError(
-            f"{where} holds checkpoints of another recipe: {'; '.join(different[:5])}; going on would give other "
-            "bits. Give another --run-dir, or start anew with --fresh (nothing is deleted)"
+            f"{where} holds a run of another recipe: {'; '.join(different[:5])}; going on would give other "
+            "bits. Undo the change, give another --run-dir, or start anew with --fresh (nothing is deleted)"
         )
 
 

@@ -97,6 +97,7 @@ class Keeping:
             if self.keeper is not None:
                 self.keeper.follow(str(kept.state.facts["line"]))
         if whole is not None:
+            refuse_other_recipe(whole.facts, self.trained.recipe_words, location(self.loaded, self.folder))
             self._go_on_from(whole)
         if self.memory is not None:
             self.memory.begin(self.at.steps_done)
@@ -212,7 +213,7 @@ class Keeping:
         node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
         where = location(self.loaded, self.folder)
         return self.keeper.resume(
-            node, lambda found: refuse_other_recipe(found, self.trained.recipe_words, where)
+            node, lambda found: refuse_other_recipe(found.facts, self.trained.recipe_words, where)
         )
 
     def _go_on_from(self, whole: WholeState) -> None:
@@ -230,13 +231,14 @@ class Keeping:
         self._note(f"goes on from step {self.at.steps_done} of {self.trained.steps}")
 
     def _state_to_keep(self, share: Share) -> State:
-        """For memory: the launcher is the same, so that it need not be told what run this is."""
+        """For memory. The launcher is the same, but not the code: a file may change between two starts of a team."""
         sharing = self.team.sharing(self.trained.optimizer)
         if sharing is not None:
             sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
         facts = {
             "step": self.at.steps_done,
             "line": self.keeper.line if self.keeper is not None else "",
+            "recipe_words": self.trained.recipe_words,
             "loss": self.at.loss,
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from dure import events, factory
 from dure.batches import Batches
 from dure.dataset import length_of
+from dure.errors import JobError
 from dure.job import LoadedJob
 from dure.loading.load import Loaded, Progress
 from dure.loss import LOSSES, METRICS, LossSum, as_sum
@@ -28,9 +30,11 @@ class Parts:
         self._team = team
         self._recorder = recorder
         self._note = note
+        self._code: dict[str, str] = {}
 
     def loss(self) -> LossSum:
         """The loss, as sum and count."""
+        self._note_code()
         return self._named(self._loaded.job.train.loss, "train.loss", LOSSES)
 
     def measures(self) -> dict[str, LossSum]:
@@ -129,6 +133,39 @@ class Parts:
                 self._recorder.record(events.Loading(done, total, round(now - began, 3)))
 
         return show
+
+    def code(self) -> dict[str, str]:
+        """Digests of the user's own files that loss, model and data are written in, as they were imported: one that was
+        changed since is refused. Files that only some ranks import count too. A collective call."""
+        for name, digest in self._own_code().items():
+            if self._code.setdefault(name, digest) != digest:
+                raise JobError(
+                    f"{name} was changed while the run started; what runs is not what is written there. Start again"
+                )
+        found: dict[str, str] = {}
+        for rank, text in enumerate(self._team.group.gather(json.dumps(self._code), "comparing code")):
+            for name, digest in json.loads(text).items():
+                if found.setdefault(name, digest) != digest:
+                    raise JobError(
+                        f"{name} has other content on rank {rank} than on the ranks before; make them the same"
+                    )
+        return found
+
+    def _note_code(self) -> None:
+        """As soon as something was imported: its file may change while weights are loaded."""
+        for name, digest in self._own_code().items():
+            self._code.setdefault(name, digest)
+
+    def _own_code(self) -> dict[str, str]:
+        job = self._loaded.job
+        references = {
+            "model.factory": job.model.factory,
+            "data.factory": job.data.factory,
+            "data.collate": job.data.collate,
+            "train.loss": job.train.loss,
+        }
+        named = {key: reference for key, reference in references.items() if reference and ":" in reference}
+        return factory.own_code(named, self._loaded.folder)
 
     def _make(self, key: str, reference: str, args: dict[str, Any]) -> Any:
         return factory.make(reference, key, self._loaded.folder, self._loaded.arguments(args))

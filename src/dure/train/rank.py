@@ -75,7 +75,8 @@ class Run:
         refuse_what_cannot_be_exact(module)
         module.to(self.team.setting.device)
         self.batches = parts.batches()
-        self.eval_data, self.measures, self.collate = parts.eval_data(), parts.measures(), parts.collate()
+        self.collate, self.code = parts.collate(), parts.code()
+        self.eval_data, self.measures = parts.eval_data(), parts.measures()
         self.model = self._replicate(module)
         if self.eval_data is not None:
             self.team.rehearse_evaluation(
@@ -264,7 +265,8 @@ class Run:
         weights = None
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
-        self.recipe_words = recipe_of(self.loaded, device, self.batches.plan.split.samples, weights)
+        samples = self.batches.plan.split.samples
+        self.recipe_words = recipe_of(self.loaded, device, samples, self.code, weights)
         self.team.agree(self.recipe_words)
         return recipe_hash(self.recipe_words)
 
