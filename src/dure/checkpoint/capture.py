@@ -25,6 +25,7 @@ from dure.checkpoint.state import (
     State,
 )
 from dure.checkpoint.table import Place, Table, cut, dtype_named
+from dure.checkpoint.witness import LiveHash
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
 from dure.exchange.handover import flat
@@ -52,6 +53,7 @@ class Capture:
         With `sharing` it is a collective call of those ranks.
         """
         stock, optimizer, schedule = self._stock_now(sharing), self._optimizer, self._schedule
+        alike = tuple(_alike(stock, share, sharing))
         return State(
             {
                 "format": FORMAT,
@@ -68,7 +70,9 @@ class Capture:
                 **facts,
             },
             stock.table,
-            tuple(_pieces(stock, share, sharing)),
+            (*alike, *_parts_of_rank(stock, sharing)),
+            alike,
+            _witness(stock, share, sharing) if share.parts > 1 else None,
         )
 
     def _stock_now(self, sharing: Sharing | None) -> _Stock:
@@ -150,6 +154,7 @@ class _Stock:
     ties: dict[str, str]
     not_persistent: list[str]
     """Buffers that the model's own state_dict leaves out."""
+    buffers: frozenset[str]
     table: Table
     cuts: dict[Share, list[tuple[Place, int, int]]]
     """Of what all ranks hold, what each share is; as far as it was asked for."""
@@ -164,7 +169,8 @@ def _take_stock(module: torch.nn.Module, optimizer: torch.optim.Optimizer, shari
         specs, values = _everyones(specs, values, sharing.ranks)
     shapes = ((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items())
     table = Table.of([*shapes, *((name, *specs[name]) for name in sorted(specs))])
-    return _Stock(weights, own, values, ties, sorted(_not_persistent(module)), table, {})
+    buffers = frozenset(MODEL + name for name, _ in module.named_buffers())
+    return _Stock(weights, own, values, ties, sorted(_not_persistent(module)), buffers, table, {})
 
 
 def _weights_and_ties(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -230,8 +236,8 @@ def _everyones(
     return specs, dict(sorted(values.items()))
 
 
-def _pieces(stock: _Stock, share: Share, sharing: Sharing | None) -> Iterator[Piece]:
-    """What all ranks hold is cut into equal shares; of a sharded optimizer, each rank gives what it has."""
+def _alike(stock: _Stock, share: Share, sharing: Sharing | None) -> Iterator[Piece]:
+    """What all ranks hold is cut into equal shares."""
     own = stock.own
     if share not in stock.cuts:
         places = stock.table.places
@@ -241,9 +247,22 @@ def _pieces(stock: _Stock, share: Share, sharing: Sharing | None) -> Iterator[Pi
         held = own.get(place.name)
         values = _flat(stock.weights[place.name]) if held is None else held.flat()
         yield Piece(place, start, stop, values[start:stop])
+
+
+def _witness(stock: _Stock, share: Share, sharing: Sharing | None) -> LiveHash:
+    """What the next share is in this replica; of buffers, which a forward pass may write, a copy."""
+    watched = Share((share.part + 1) % share.parts, share.parts)
+    return LiveHash(
+        (piece.offset, piece.values.clone() if piece.place.name in stock.buffers else piece.values)
+        for piece in _alike(stock, watched, sharing)
+    )
+
+
+def _parts_of_rank(stock: _Stock, sharing: Sharing | None) -> Iterator[Piece]:
+    """Of a sharded optimizer, each rank gives what it has."""
     if sharing is None:
         return
-    for name, held in sorted(own.items()):
+    for name, held in sorted(stock.own.items()):
         length = held.value.numel()
         first, end = (length * at // sharing.nodes for at in (sharing.node, sharing.node + 1))
         if first < end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,13 +16,14 @@ from dure.checkpoint.manifest import Manifest
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import Outcome, Saver, remove_unfinished
 from dure.checkpoint.state import State, WholeState
+from dure.checkpoint.witness import LiveHash
 from dure.errors import DureError
 from dure.exchange.group import Group
 from dure.job import Checkpoint
 from dure.storage import Store
 
-STOP, DUE, BUSY = 1, 2, 4
-"""What a rank may ask for in a step: to stop after it, to save after it, not to save yet."""
+STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8
+"""What a rank may ask for in a step: to stop after it, to save after it, not to save yet, to compare replicas."""
 
 
 class Keeper:
@@ -36,10 +38,11 @@ class Keeper:
         recorder: events.Recorder,
         stop: Path,
         alive: Callable[[], None] = lambda: None,
+        finite: Callable[[str], bool] = lambda name: True,
     ) -> None:
         """`writers` are the same ranks with more patience, and once saving begins for the writing thread alone.
 
-        `stop` is there when the run shall stop; `alive` is called in long reads.
+        `stop` is there when the run shall stop; `alive` is called in long reads; `finite`: see `Saver`.
         """
         self._store = store
         self._settings = settings
@@ -52,12 +55,13 @@ class Keeper:
         self._pending = self._told = False
         self._saved_at = time.monotonic()
         self._begun_step = -1
+        self._witness: LiveHash | None = None
         self.last: Outcome | None = None
         """How the last save ended."""
         self.line = everyone.gather(_now(), "naming this run")[0]
         """When the run began that this one goes on with: `--fresh` begins another, and deletes nothing."""
         keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
-        self._saver = Saver(store, writers, keep, recorder.flush, self._done)
+        self._saver = Saver(store, writers, keep, recorder.flush, self._done, finite)
 
     def resume(self, node: Group, accepts: Callable[[Manifest], None]) -> WholeState | None:
         """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks."""
@@ -93,7 +97,16 @@ class Keeper:
             (STOP if self._asked_to_stop or self._stop.exists() else 0)
             | (DUE if late and self._everyone.rank == 0 else 0)
             | (BUSY if self._saver.busy else 0)
+            | (DIFFERS if self._has_problem() else 0)
         )
+
+    def forget_problem(self) -> None:
+        """All ranks have looked at what was wrong with the last state."""
+        if self.last is not None:
+            self.last = replace(self.last, problem=None)
+
+    def _has_problem(self) -> bool:
+        return self.last is not None and self.last.problem is not None
 
     def due(self, wishes: int, step: int, *, judged: bool) -> bool:
         """Whether all ranks save now, after a step in which they had these wishes. `judged`: it was evaluated."""
@@ -114,7 +127,14 @@ class Keeper:
         self._pending = self._told = False
         self._saved_at = time.monotonic()
         self._begun_step = int(state.facts["step"])
+        self._witness = state.witness
         self._saver.begin(state)
+
+    def before_update(self) -> None:
+        """Wait until what this rank witnesses has been hashed: the replica is about to change."""
+        if self._witness is not None:
+            self._witness.wait()
+            self._witness = None
 
     def room(self, state: State) -> torch.Tensor:
         """The memory that such a state is copied to before it is written."""

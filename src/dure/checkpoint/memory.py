@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from dure.checkpoint.cadence import Cadence, Costs
 from dure.checkpoint.slot import Slot
 from dure.checkpoint.spread import spread
 from dure.checkpoint.state import Share, State, WholeState
+from dure.checkpoint.witness import LiveHash
 from dure.errors import CheckpointError
 from dure.exchange.group import Group
 from dure.world import KEEP_VARIABLE
@@ -55,22 +57,31 @@ class MemoryTier:
         self._kept_at: tuple[int, float] | None = None
         # A fingerprint takes half as long as the copy; the step need not wait for it.
         self._signing = Background("sign for a state")
+        self._witness: LiveHash | None = None
+        self._unchecked: Slot | None = None
+        """The last state, until its parts were compared with what their witnesses saw."""
         self._has_room = False
 
     def newest(self) -> Found | None:
         """The newest state that any node has whole and sound; other nodes are given it. None when there is none."""
         sound = [self._steps_found_sound(slot) for slot in self._slots]
+        seen = [slot.shared() for slot in self._slots]
         told = [
-            json.loads(text) for text in self._group.gather(json.dumps([self._node, sound]), "finding states")
+            json.loads(text)
+            for text in self._group.gather(json.dumps([self._node, sound, seen]), "finding states")
         ]
         of_nodes: dict[int, set[int]] = {}
-        for node, steps in told:
+        for node, steps, _ in told:
             of_nodes[node] = of_nodes.get(node, set(steps)) & set(steps) - {-1}
         step = max((step for steps in of_nodes.values() for step in steps), default=-1)
+        if step >= 0 and _nodes_differ(step, told):
+            # Which of them is right, nobody knows; the one before is.
+            of_nodes = {node: steps - {step} for node, steps in of_nodes.items()}
+            step = max((step for steps in of_nodes.values() for step in steps), default=-1)
         if step < 0:
             return None
         if not all(step in steps for steps in of_nodes.values()):
-            giver = next(rank for rank, (node, _) in enumerate(told) if step in of_nodes[node])
+            giver = next(rank for rank, (node, _, _) in enumerate(told) if step in of_nodes[node])
             sound = self._share_out(step, giver, sound, wanted=step not in of_nodes[self._node])
         at = sound.index(step)
         self._next_slot = 1 - at
@@ -98,7 +109,8 @@ class MemoryTier:
         return not self.trouble and step >= self._cadence.due
 
     def keep(self, capture: Callable[[Share], State], step: int, events: str) -> None:
-        """Keep the state before `step`; `events` are this rank's that might not be on disk yet."""
+        """Keep the state before `step`; `events` are this rank's that might not be on disk yet. `before_update` must
+        be called before the replica changes."""
         began = time.perf_counter()
         state = capture(self.share)
         if not self._have_room(state):
@@ -106,16 +118,33 @@ class MemoryTier:
         # The one before must be whole first: this one goes into the slot of the one before that.
         self.settle()
         signing_seconds = self._signing.cpu_seconds  # the last one's
-        sign = self._slots[self._next_slot].fill(state, self.share.part, self.share.parts, events)
+        slot = self._slots[self._next_slot]
+        sign = slot.fill(state, self.share.part, self.share.parts, events)
+        witness = state.witness
+        self._witness, self._unchecked = witness, slot
         self._next_slot = 1 - self._next_slot
         copying_seconds = time.perf_counter() - began
-        self._signing.begin(sign, copying_seconds)
+        self._signing.begin(lambda: sign("" if witness is None else witness.take()), copying_seconds)
         # Where ranks outnumber the cores, the steps after wait for the signing of all of them.
         crowd = max(1.0, self.share.parts / len(os.sched_getaffinity(0)))
         spent = copying_seconds + signing_seconds * crowd
         costs = self._agree_on_costs(spent, began, step) if self._cadence.asks else None
         self._cadence = self._cadence.after(step, costs)
         self._kept_at = (step, time.perf_counter())
+
+    def before_update(self) -> None:
+        """Wait until what this rank witnesses has been hashed: the replica is about to change."""
+        if self._witness is not None:
+            self._witness.wait()
+            self._witness = None
+
+    def differs(self) -> bool:
+        """Whether a part of the last state is not what its witness saw; looked at once all have signed."""
+        slot = self._unchecked
+        if slot is None or self._signing.busy or slot.records() is None:
+            return False
+        self._unchecked = None
+        return not slot.shared()
 
     def rooms(self, state: State) -> list[torch.Tensor]:
         """The memory that this rank's states will be copied to, if there is room for them."""
@@ -168,7 +197,7 @@ class MemoryTier:
             slot.state(records[0])
         except (CheckpointError, ValueError):
             return -1
-        return records[0].step if sound else -1
+        return records[0].step if sound and slot.shared() else -1
 
     def _have_room(self, state: State) -> bool:
         """Agree on whether two states fit beside everything else."""
@@ -216,6 +245,18 @@ def memory_tier(
         return None
     first, second = slots
     return MemoryTier((first, second), Share(local_rank, local_size), group, every, node)
+
+
+def _nodes_differ(step: int, told: list[Any]) -> bool:
+    """Whether nodes that cut the state of a step alike hold other bits of it."""
+    seen = {
+        tuple(shared)
+        for _, steps, by_slot in told
+        for of_slot, shared in zip(steps, by_slot, strict=True)
+        if of_slot == step and shared
+    }
+    lengths = [len(shared) for shared in seen]
+    return len(set(lengths)) < len(lengths)
 
 
 def free_memory_bytes() -> int:

@@ -7,19 +7,22 @@ import hashlib
 import itertools
 import json
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
 from dure.checkpoint.manifest import File
 from dure.checkpoint.state import Piece, State
 from dure.checkpoint.table import Place, Table
+from dure.checkpoint.witness import fingerprint_of, is_not_finite
 from dure.exchange.copying import copy_into
 from dure.fingerprint import raw_bytes
 from dure.loading.header import DTYPES
 from dure.storage import Store
 
 CHUNK_BYTES = 8 << 20
+_NOTHING = torch.empty(0)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -29,6 +32,10 @@ class Snapshot:
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._pieces: tuple[Piece, ...] = ()
+        self._places: list[int] = []
+        """Where each of them begins in the memory."""
+        self._alike: list[int] = []
+        """Positions of those that other ranks hold too, by their offset in the state."""
         self._table = Table(())
 
     def take(self, state: State) -> None:
@@ -39,7 +46,28 @@ class Snapshot:
         ends = itertools.accumulate(piece.nbytes for piece in ordered)
         places = [end - piece.nbytes for piece, end in zip(ordered, ends, strict=True)]
         copy_into(self._memory, places, [piece.values for piece in ordered])
-        self._pieces, self._table = tuple(ordered), state.table
+        # Without their values: those are the live replica's.
+        self._pieces = tuple(replace(piece, values=_NOTHING) for piece in ordered)
+        self._places, self._table = places, state.table
+        alike = {id(piece) for piece in state.alike}
+        chosen = [at for at, piece in enumerate(ordered) if id(piece) in alike]
+        self._alike = sorted(chosen, key=lambda at: ordered[at].offset)
+
+    def shared(self) -> str:
+        """The fingerprint of those pieces that other ranks hold too."""
+        data = raw_bytes(self._memory)
+        return fingerprint_of(
+            (piece.offset, data[start : start + piece.nbytes])
+            for piece, start in ((self._pieces[at], self._places[at]) for at in self._alike)
+        )
+
+    def not_finite(self, matters: Callable[[str], bool]) -> str:
+        """The first tensor with a number that is not finite, among those of which it matters; "" when there is none."""
+        for piece, start in zip(self._pieces, self._places, strict=True):
+            values = self._memory[start : start + piece.nbytes].view(piece.place.dtype)
+            if is_not_finite(values) and matters(piece.place.name):
+                return piece.place.name
+        return ""
 
     def room(self, state: State) -> torch.Tensor:
         """The memory that such a share is copied to."""

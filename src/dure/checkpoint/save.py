@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -23,12 +24,28 @@ from dure.checkpoint.manifest import MANIFEST, PREFIX, SAVING, File, Manifest, c
 from dure.checkpoint.parts import Snapshot
 from dure.checkpoint.retain import Keep, Saved, removable
 from dure.checkpoint.state import State
+from dure.checkpoint.witness import disagreeing
 from dure.errors import DureError, StorageError
 from dure.exchange.group import Group
 from dure.storage import Store
 
 WRITE_SECONDS = 1800.0
 """How long the ranks' writing threads wait for each other."""
+
+
+class Problem(StrEnum):
+    """Why a state must not become a checkpoint: storage has no part in it, and going on would be wrong."""
+
+    DIFFERS = "differs"
+    NOT_FINITE = "not finite"
+
+
+class BadState(DureError):
+    """A state that is not to be saved."""
+
+    def __init__(self, words: str, problem: Problem) -> None:
+        super().__init__(words)
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,8 @@ class Outcome:
     trouble: str | None
     nbytes: int = 0
     seconds: float = 0.0
+    problem: Problem | None = None
+    """What is wrong with the state itself, if that is why."""
 
 
 class Saver:
@@ -53,13 +72,16 @@ class Saver:
         keep: Keep,
         flush: Callable[[], None],
         done: Callable[[Outcome], None],
+        finite: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """`flush` is called before a checkpoint counts, `done` with how each save ended; both in the thread."""
+        """`flush` is called before a checkpoint counts, `done` with how each save ended; both in the thread. `finite`
+        says whether a tensor, by its name in the state, must hold finite numbers only."""
         self._store = store
         self._group = group
         self._keep = keep
         self._flush = flush
         self._done = done
+        self._finite = finite
         self._snapshot = Snapshot()
         self._writing = Background("checkpoint")
 
@@ -73,7 +95,8 @@ class Saver:
         return self._snapshot.room(state)
 
     def begin(self, state: State) -> float:
-        """Copy this rank's share and start to write it; returns the seconds that the copy took.
+        """Copy this rank's share and start to write it; returns the seconds that the copy took. The replica must not be
+        updated before the state's witness is taken.
 
         All ranks begin together, and none may be busy.
         """
@@ -82,8 +105,13 @@ class Saver:
         self._snapshot.take(state)
         copied = time.perf_counter() - began
         # What the thread holds must not keep the live tensors: they are the next step's.
-        facts, table = state.facts, state.table
-        self._writing.begin(lambda: self._done(self._save(facts, Manifest(facts, table, ()))), copied)
+        facts, table, witness = state.facts, state.table, state.witness
+
+        def save() -> None:
+            witnessed = "" if witness is None else witness.take()
+            self._done(self._save(facts, Manifest(facts, table, ()), witnessed))
+
+        self._writing.begin(save, copied)
         return copied
 
     def wait(self, alive: Callable[[], None] = lambda: None) -> bool:
@@ -95,15 +123,30 @@ class Saver:
                 return False
         return True
 
-    def _save(self, facts: dict[str, Any], empty: Manifest) -> Outcome:
+    def _save(self, facts: dict[str, Any], empty: Manifest, witnessed: str) -> Outcome:
         began = time.perf_counter()
         step = int(facts["step"])
         try:
+            self._refuse_bad_state(step, witnessed)
             name, nbytes = self._write(step, empty)
         except Exception as error:  # whatever it is, training goes on and the user is told
             words = str(error) if isinstance(error, DureError) else f"{type(error).__name__}: {error}"
-            return Outcome(step, None, words, seconds=time.perf_counter() - began)
+            problem = error.problem if isinstance(error, BadState) else None
+            return Outcome(step, None, words, seconds=time.perf_counter() - began, problem=problem)
         return Outcome(step, name, None, nbytes, time.perf_counter() - began)
+
+    def _refuse_bad_state(self, step: int, witnessed: str) -> None:
+        """Raise BadState, on all ranks, where replicas differ or a number is not finite."""
+        own = json.dumps([self._snapshot.shared(), witnessed, self._snapshot.not_finite(self._finite)])
+        told = [json.loads(text) for text in self._group.gather(own, "comparing shares of a checkpoint")]
+        bad = next((name for _, _, name in told if name), None)
+        if bad is not None:
+            raise BadState(f"{bad} is not finite after step {step - 1}", Problem.NOT_FINITE)
+        odd = disagreeing([shared for shared, _, _ in told], [seen for _, seen, _ in told])
+        if len(told) > 1 and odd:
+            raise BadState(
+                f"the share of rank {odd[0]} is not what rank {(odd[0] - 1) % len(told)} has", Problem.DIFFERS
+            )
 
     def _write(self, step: int, empty: Manifest) -> tuple[str, int]:
         group, store = self._group, self._store

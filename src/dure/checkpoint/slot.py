@@ -5,7 +5,8 @@ of all parts are there and speak of the same step: no rank has to wait for anoth
 the middle leaves no record; one that went wild leaves bytes that do not have the recorded fingerprint.
 
     records    64 bytes a part
-    journals   of each part: which bytes are its own, their fingerprint, events that may not be on disk yet
+    journals   of each part: which bytes are its own, their fingerprint, what the rank saw of the next part in its own
+               replica, events that may not be on disk yet
     facts      of the state, as JSON
     tensors    of the state
 
@@ -14,6 +15,7 @@ The file has holes: what is never written takes no memory.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -28,6 +30,7 @@ import xxhash
 
 from dure.checkpoint.state import State, WholeState
 from dure.checkpoint.table import LINE_BYTES, Table
+from dure.checkpoint.witness import disagreeing
 from dure.errors import CheckpointError
 
 _MOST_PARTS = 1024
@@ -70,14 +73,17 @@ class Slot:
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map: mmap.mmap | None = None
+        self._clean: tuple[int, Table] | None = None
+        """What the gaps between this rank's tensors are known to be zero for."""
 
     def write(self, state: State, part: int, parts: int, events: str) -> None:
         """Put this rank's part in place; whole when all `parts` have done so."""
-        self.fill(state, part, parts, events)()
+        self.fill(state, part, parts, events)("")
 
-    def fill(self, state: State, part: int, parts: int, events: str) -> Callable[[], None]:
-        """Copy this rank's part: all that a step has to wait for. What it returns signs for the copy; it needs only
-        the copy, takes a fingerprint of it, and may run in another thread."""
+    def fill(self, state: State, part: int, parts: int, events: str) -> Callable[[str], None]:
+        """Copy this rank's part: all that a step has to wait for. What it returns signs for the copy, given what this
+        rank saw of the next part in its own replica; it needs only the copy, takes a fingerprint of it, and may run in
+        another thread."""
         facts = f"[{json.dumps(state.facts)}, {state.table.json}]".encode()
         if parts > _MOST_PARTS or len(facts) > _FACTS_BYTES:
             raise CheckpointError(
@@ -93,10 +99,22 @@ class Slot:
             at = _facts_at(parts)
             memory[at : at + len(facts)] = facts
         tensors = _bytes_of(memory, _tensors_at(parts), state.table.nbytes)
+        if self._clean != (parts, state.table):
+            for before, after in itertools.pairwise(sorted((p.offset, p.nbytes) for p in state.pieces)):
+                if (end := sum(before)) < after[0] < end + LINE_BYTES:
+                    tensors[end : after[0]].zero_()
+            self._clean = (parts, state.table)
         state.copy_into(tensors)
+        alike, all_alike = (
+            _joined((p.offset, p.nbytes) for p in state.alike),
+            len(state.alike) == len(state.pieces),
+        )
 
-        def sign() -> None:
-            told = json.dumps({**journal, "fingerprint": _fingerprint(tensors, runs)}).encode()
+        def sign(witnessed: str) -> None:
+            shared = _fingerprint(tensors, alike)
+            whole = shared if all_alike else _fingerprint(tensors, runs)
+            seen = {"fingerprint": whole, "shared": shared, "witnessed": witnessed}
+            told = json.dumps({**journal, **seen}).encode()
             at = _journal_at(part)
             memory[at : at + len(told)] = told
             hashes = xxhash.xxh3_64_intdigest(facts), xxhash.xxh3_64_intdigest(told)
@@ -136,6 +154,18 @@ class Slot:
             return False
         tensors = _bytes_of(memory, _tensors_at(record.parts), len(memory) - _tensors_at(record.parts))
         return _fingerprint(tensors, journal["runs"]) == str(journal["fingerprint"])
+
+    def shared(self) -> tuple[str, ...]:
+        """The fingerprints of all parts, by part, as far as other ranks hold the same; none when a witness saw other
+        bits, or when they are not all there yet."""
+        records = self.records()
+        journals = [self._journal(record) for record in records or []]
+        told = [journal for journal in journals if journal is not None]
+        shared = [str(journal.get("shared", "")) for journal in told]
+        witnessed = [str(journal.get("witnessed", "")) for journal in told]
+        if len(told) < len(journals) or (len(told) > 1 and disagreeing(shared, witnessed)):
+            return ()
+        return tuple(shared)
 
     def events(self, record: Record) -> str:
         """What a part's rank had recorded when it wrote it, and might not have brought to the disk."""
@@ -222,7 +252,8 @@ def _fingerprint(tensors: torch.Tensor, runs: Sequence[Sequence[int]]) -> str:
 def _fitting(runs: list[tuple[int, int]], events: str) -> dict[str, Any]:
     """A part's journal, still without its fingerprint, that has room in the slot."""
     for told in (events, ""):  # events that are many are mostly on disk already
-        journal = {"runs": runs, "fingerprint": "0" * _FINGERPRINT_DIGITS, "events": told}
+        blank = "0" * _FINGERPRINT_DIGITS
+        journal = {"runs": runs, "fingerprint": blank, "shared": blank, "witnessed": blank, "events": told}
         if len(json.dumps(journal)) <= _JOURNAL_BYTES:  # json.dumps gives ASCII: as many bytes as characters
             return journal
     raise CheckpointError(f"a state in {len(runs)} pieces a rank cannot be kept in memory")

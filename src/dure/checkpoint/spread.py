@@ -38,5 +38,5 @@ def spread(found: WholeState | None, giver: int, group: Group, *, wanted: bool) 
 
 def _all_of(facts: dict[str, Any], table: Table, memory: torch.Tensor) -> State:
     whole = WholeState(facts, table, memory)
-    pieces = (Piece(place, 0, place.numel, whole.elements(place.name)) for place in table.places)
-    return State(facts, table, tuple(pieces))
+    pieces = tuple(Piece(place, 0, place.numel, whole.elements(place.name)) for place in table.places)
+    return State(facts, table, pieces, pieces)

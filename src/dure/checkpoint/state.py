@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dure.checkpoint.table import Place, Table
+from dure.checkpoint.witness import LiveHash
 from dure.exchange.copying import copy_into
 from dure.exchange.group import Group
 
@@ -86,6 +87,10 @@ class State:
     facts: dict[str, Any]
     table: Table
     pieces: tuple[Piece, ...]
+    alike: tuple[Piece, ...]
+    """Those of the pieces that every rank holds too; not a sharded optimizer's."""
+    witness: LiveHash | None = None
+    """The fingerprint of the next share as this replica has it, to be taken before the next update."""
 
     def copy_into(self, whole: torch.Tensor) -> None:
         """Copy this rank's share to its place in a memory (uint8) of `table.nbytes` bytes."""

@@ -16,14 +16,15 @@ from dure import __version__, events
 from dure.checkpoint.background import Background
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import refuse_other_recipe
-from dure.checkpoint.keeper import STOP, Keeper
+from dure.checkpoint.keeper import DIFFERS, STOP, Keeper
 from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.pages import make_present
 from dure.checkpoint.restore import restore
-from dure.checkpoint.save import WRITE_SECONDS
-from dure.checkpoint.state import Share, State, WholeState
+from dure.checkpoint.save import WRITE_SECONDS, Problem
+from dure.checkpoint.state import MODEL, Share, State, WholeState
 from dure.checkpoint.where import location, open_to_write
-from dure.errors import Resumable
+from dure.checkpoint.witness import is_not_finite
+from dure.errors import NotFinite, Resumable
 from dure.exchange.group import node_group
 from dure.exchange.together import together
 from dure.job import LoadedJob
@@ -78,6 +79,10 @@ class Keeping:
         self.trained = trained
         self.at = at
         self._note = note
+        module = trained.model.module
+        named = [*module.named_parameters(), *module.named_buffers()]
+        self._not_finite_at_start = {MODEL + name for name, tensor in named if is_not_finite(tensor.detach())}
+        """A mask of minus infinities, say: what it begins with it may keep."""
         self.keeper = self._keeper()
         self.memory = self._memory_tier()
         self._capture = Capture(trained.model.module, trained.optimizer, trained.schedule)
@@ -104,7 +109,35 @@ class Keeping:
 
     def wish(self) -> int:
         """What this rank asks for in the next step."""
-        return self.keeper.wish() if self.keeper is not None else 0
+        differs = DIFFERS if self.memory is not None and self.memory.differs() else 0
+        return differs | (self.keeper.wish() if self.keeper is not None else 0)
+
+    def before_update(self) -> None:
+        """The replica is about to change: wait until this rank has hashed what it is the witness of."""
+        if self.memory is not None:
+            self.memory.before_update()
+        if self.keeper is not None:
+            self.keeper.before_update()
+
+    def refuse_bad_states(self, flags: int) -> None:
+        """When any rank saw that a state's parts differ, or are not finite: find out what, and raise."""
+        if flags & DIFFERS:
+            self._raise_problem()
+
+    def _raise_problem(self) -> None:
+        last = self.keeper.last if self.keeper is not None else None
+        if last is not None and last.problem is Problem.NOT_FINITE:
+            raise NotFinite(
+                f"{last.trouble}: that state is not saved, and the run ends. The step's gradients were finite, so the "
+                "update overflowed: try a smaller train.lr or train.clip_norm"
+            )
+        self.team.prove(self.trained.model, self.trained.optimizer, self.at.steps_done - 1)
+        if self.keeper is not None:
+            self.keeper.forget_problem()
+        self._note(
+            f"a state kept before step {self.at.steps_done} was not the same on all ranks; it is not used, and now "
+            "all ranks are the same again"
+        )
 
     def make_ready(self) -> None:
         """Have the memory for states provided beside the next step. After the first one: before it, an optimizer may
@@ -139,7 +172,7 @@ class Keeping:
         if keeper.due(wishes, self.at.steps_done, judged=self.at.judged_after == self.at.steps_done):
             keeper.save(self._state(), self._saving)
         if wishes & STOP and self.at.steps_done < self.trained.steps:
-            keeper.wait(self._saving)
+            self._wait(keeper)
             trouble = keeper.last.trouble if keeper.last is not None else None
             raise Resumable(
                 f"stopped after step {self.at.steps_done} of {self.trained.steps}, resumable: the same command with "
@@ -167,11 +200,17 @@ class Keeping:
         keeper = self.keeper
         if keeper is None:
             return
-        keeper.wait(self._saving)
+        self._wait(keeper)
         best = keeper.keeps_best and self.at.judged_after == self.at.steps_done
         if best or not keeper.is_saved(self.at.steps_done):
             keeper.save(self._state(), self._saving)
-            keeper.wait(self._saving)
+            self._wait(keeper)
+
+    def _wait(self, keeper: Keeper) -> None:
+        """Wait for the checkpoint under way; all ranks then know what came of it."""
+        keeper.wait(self._saving)
+        if keeper.last is not None and keeper.last.problem is not None:
+            self._raise_problem()
 
     def _keeper(self) -> Keeper | None:
         """Who saves; nobody where nothing is to be saved, or where ranks have models of their own."""
@@ -193,6 +232,7 @@ class Keeping:
             self.recorder,
             self.folder.stop,
             lambda: team.pulse.beat(0, Phase.LOADING),
+            lambda name: name not in self._not_finite_at_start,
         )
         # Slurm tells every process of a step, also those that the launcher would tell; it ends ranks by SIGKILL.
         for number in (signal.SIGUSR1, signal.SIGTERM):

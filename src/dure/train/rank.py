@@ -107,6 +107,7 @@ class Run:
         for batch in self.batches:
             outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.wish())
             updating = time.perf_counter()
+            self.keeping.before_update()
             norm = self.team.update(
                 self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
             )
@@ -117,6 +118,7 @@ class Run:
                 judging += self.evaluate()
             if self.at.steps_done == self.start + 1:
                 self.keeping.make_ready()
+            self.keeping.refuse_bad_states(outcome.flags)
             self.keeping.keep_if_due()
             self.keeping.save_if_due(outcome.flags)
             self.team.pulse.beat(batch.step + 1, Phase.DATA)
