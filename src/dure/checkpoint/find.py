@@ -169,5 +169,8 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
         for name in {*before, *now}:
             dotted = f"{key}.{name}" if key and key != "job" else name
             yield from _differences(before.get(name), now.get(name), dotted)
+    elif before != now and key.startswith("code."):
+        how = "new" if before is None else "gone" if now is None else "changed"
+        yield f"{key.removeprefix('code.')} is {how}"
     elif before != now:
         yield f"{key} was {json.dumps(before)} and is {json.dumps(now)}"
