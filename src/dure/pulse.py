@@ -57,6 +57,11 @@ class Pulse:
         self._pid = os.getpid()
         self._last = (0, Phase.STARTING)
 
+    @property
+    def last(self) -> tuple[int, Phase]:
+        """Where this rank said that it is."""
+        return self._last
+
     def beat(self, step: int, phase: Phase) -> None:
         """Say where this rank is now."""
         self._last = (step, phase)

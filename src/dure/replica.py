@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dure.errors import ModelRefused
 from dure.exchange.group import Group
 from dure.fingerprint import fingerprint, named_weights
+from dure.unused import graph_of
 
 
 def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
@@ -275,15 +276,12 @@ def _gradients(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> tupl
             "the loss does not depend on any trained parameter; is the model's output detached, or computed under "
             "torch.no_grad()?"
         )
-    try:
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error) and "Checkpointing is not compatible" not in str(error):
-            raise
+    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in graph_of(loss)):
         raise ModelRefused(
             "the model uses reentrant activation checkpointing, which hides parameters from DDP; call "
             "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-        ) from error
+        )
+    return torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

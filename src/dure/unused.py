@@ -7,28 +7,31 @@ those are then given to DDP by a backward pass of their own, which adds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch.autograd.graph import Node
 
 from dure.errors import UsageError
 
 
 def not_reached(total: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> set[int]:
     """The positions of parameters that a loss does not depend on; its backward pass may be over."""
-    reached: set[int] = set()
-    seen: set[object] = set()
+    # Only a node that accumulates a leaf's gradient has a variable.
+    reached = {id(getattr(node, "variable", None)) for node in graph_of(total)}
+    return {at for at, parameter in enumerate(parameters) if id(parameter) not in reached}
+
+
+def graph_of(total: torch.Tensor) -> Iterator[Node]:
+    """The nodes of the graph that computed a tensor."""
+    seen: set[Node] = set()
     ahead = [total.grad_fn]
     while ahead:
         node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)  # of the node that accumulates a leaf's gradient
-        if variable is not None:
-            reached.add(id(variable))
-        ahead.extend(before for before, _ in node.next_functions)
-    return {at for at, parameter in enumerate(parameters) if id(parameter) not in reached}
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead.extend(before for before, _ in node.next_functions)
+            yield node
 
 
 def complete(parameters: Sequence[torch.nn.Parameter], missing: set[int]) -> set[int]:

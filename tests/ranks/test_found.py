@@ -71,8 +71,10 @@ def test_a_small_dev_shm_changes_no_bit_of_a_sharded_optimizers_job(trained, tmp
     script = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
     here = Path(__file__).parent
     ran = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", code]
-        + [str(here), str(here.parent), str(tmp_path / "small"), json.dumps(names)],
+        [
+            *("unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", code),
+            *(str(here), str(here.parent), str(tmp_path / "small"), json.dumps(names)),
+        ],
         capture_output=True,
         text=True,
         timeout=500,

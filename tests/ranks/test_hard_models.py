@@ -46,7 +46,7 @@ def test_a_failure_in_the_communication_thread_ends_the_step(tmp_path):
 
 
 def test_gradients_that_are_not_finite_do_not_reach_the_weights(tmp_path):
-    with pytest.raises(RankFailed, match="not finite in shard 0 .*at step 0, though the loss is finite"):
+    with pytest.raises(RankFailed, match=r"not finite in shard 0 .*at step 0, though the loss is finite"):
         run_team(
             "hard_models:nan_in_the_gradients_alone",
             (),

@@ -28,14 +28,15 @@ _teams = itertools.count(1)
 """Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
 
 
-def join_world(world: World, deadline_seconds: float) -> None:
-    """Make the default process group (or keep the one a script already made)."""
+def join_world(world: World, deadline_seconds: float) -> Store | None:
+    """Make the default process group (or keep the one a script already made). Returns the store that the ranks met in;
+    None where they need none, or where the script made the group."""
     if dist.is_initialized():
-        return
+        return None
     timeout = timedelta(seconds=deadline_seconds)
     if world.size == 1:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timeout)
-        return
+        return None
     if _is_loopback(world.leader_host):
         # A host name that resolves to nothing, or to another interface, must not matter on one machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -48,6 +49,7 @@ def join_world(world: World, deadline_seconds: float) -> None:
     else:
         _wait_for_all(world, names)
     dist.init_process_group("gloo", store=names, rank=world.rank, world_size=world.size, timeout=timeout)
+    return names
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from dure.errors import DureError, UsageError
+from dure.exchange.calls import CallBoard
 from dure.exchange.group import join_world
 from dure.lockstep import Setting
 from dure.pulse import Pulse
@@ -53,7 +54,7 @@ def start(
     torch.set_num_threads(threads)
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
-    join_world(world, deadline_seconds)
+    store = join_world(world, deadline_seconds)
     chosen = _choose_device(device, world)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -71,7 +72,8 @@ def start(
         deadline_seconds,
         world.leader_host,
     )
-    team = Team(world, setting, threads, pulse, Ways(place, chosen, wire_named(wire), transport))
+    calls = CallBoard(store, world.rank, world.size, pulse)
+    team = Team(world, setting, threads, pulse, calls, Ways(place, chosen, wire_named(wire), transport))
     team.agree(
         {
             "seed": seed,

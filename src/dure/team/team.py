@@ -23,6 +23,7 @@ from dure.checkpoint.state import Part, Sharing
 from dure.dataset import check_dataset
 from dure.errors import UsageError
 from dure.evaluation import Judged, evaluate, rehearse
+from dure.exchange.calls import CallBoard
 from dure.exchange.group import Group, node_group
 from dure.loading.circle import Standing
 from dure.loading.load import How
@@ -58,7 +59,9 @@ class _Sharded:
 class Team:
     """This rank's place in the team, and everything it does together with the others."""
 
-    def __init__(self, world: World, setting: Setting, threads: int, pulse: Pulse, ways: Ways) -> None:
+    def __init__(
+        self, world: World, setting: Setting, threads: int, pulse: Pulse, calls: CallBoard, ways: Ways
+    ) -> None:
         self.world = world
         self.setting = setting
         self.threads = threads
@@ -68,6 +71,7 @@ class Team:
         standing = Standing(self.group, world.node, world.local_rank, setting.deadline_seconds)
         self.loader = Loader(standing, setting.seed, setting.device, pulse)
         """Loads pretrained weights, and says what it took."""
+        self._calls = calls
         self._ways = ways
         self._locksteps: dict[int, Lockstep] = {}
         self._sharded: dict[int, _Sharded] = {}
@@ -115,7 +119,8 @@ class Team:
         what `from_pretrained` takes, for a Hugging Face folder. `weights` is a path in `storage`, an absolute one, or
         s3://…. Any rank's trouble with them is raised on all ranks.
         """
-        return self.loader.load(model, weights, how=how, strict=strict, storage=storage).module
+        with self._calls.inside("load"):
+            return self.loader.load(model, weights, how=how, strict=strict, storage=storage).module
 
     def replicate(
         self, module: torch.nn.Module, *, find_unused: bool = False, known: ProbeResult | None = None
@@ -127,7 +132,8 @@ class Team:
         """
         refuse_what_cannot_be_exact(module)
         module.to(self.setting.device)
-        same_start(module, self.group)
+        with self._calls.inside("replicate"):
+            same_start(module, self.group)
         busy = self.world.local_size * self.threads
         free_cores = len(os.sched_getaffinity(0)) - busy
         model = wrap(module, free_cores=free_cores)
@@ -233,7 +239,8 @@ class Team:
             raise UsageError(f"global_batch is {global_batch}; a step needs at least one sample")
         if (epochs is None) == (steps is None):
             raise UsageError("give epochs or steps, one of them")
-        samples = check_dataset(dataset, name, self.setting.seed, self.group, fresh=fresh)
+        with self._calls.inside("batches"):
+            samples = check_dataset(dataset, name, self.setting.seed, self.group, fresh=fresh)
         cut = Split(samples, global_batch, self.setting.shards, split, drop_last)
         if cut.steps == 0:
             raise UsageError(
@@ -267,8 +274,9 @@ class Team:
         `flags` are bits of this rank; the outcome has those of all ranks, OR-ed.
         """
         lockstep, summed = self._lockstep(model), as_sum(loss)
-        lockstep.prepare(batch, summed)
-        return lockstep.forward_backward(batch, summed, flags)
+        with self._calls.inside("forward_backward", getattr(batch, "step", None)):
+            lockstep.prepare(batch, summed)
+            return lockstep.forward_backward(batch, summed, flags)
 
     def update(
         self,
@@ -279,7 +287,8 @@ class Team:
         clip_norm: float | None = None,
     ) -> float | None:
         """The second half of `step`; returns the gradients' norm when they are clipped."""
-        return self._lockstep(model).update(optimizer, schedule, clip_norm)
+        with self._calls.inside("update"):
+            return self._lockstep(model).update(optimizer, schedule, clip_norm)
 
     def discard(self, model: DistributedDataParallel) -> None:
         """Give up the gradients of the last `forward_backward`, on all ranks alike: no `update` follows."""
@@ -300,9 +309,10 @@ class Team:
         Without synchronisation each rank judges its own model on all of it.
         """
         self.pulse.beat(-1, Phase.EVALUATE)
-        batches = self._eval_batches(dataset, batch, workers, collate, None)
-        group = self.group if self.setting.sync else None
-        return evaluate(model.module, self._alive(batches), _summed(measures), self.setting, group)
+        with self._calls.inside("evaluate"):
+            batches = self._eval_batches(dataset, batch, workers, collate, None)
+            group = self.group if self.setting.sync else None
+            return evaluate(model.module, self._alive(batches), _summed(measures), self.setting, group)
 
     def rehearse_evaluation(
         self,
@@ -325,15 +335,18 @@ class Team:
         self.pulse.beat(step, Phase.PROVE)
         sharded = self._sharded.get(id(optimizer))
         ranks = sharded.ranks if sharded is not None else None
-        return prove_same(model.module, optimizer, self.group, step, ranks)[self.rank]
+        with self._calls.inside("prove"):
+            return prove_same(model.module, optimizer, self.group, step, ranks)[self.rank]
 
     def how_far_apart(self, model: DistributedDataParallel) -> Apart:
         """How far the ranks' weights are from each other (nothing, unless `sync` is off)."""
-        return how_far_apart(model.module, self.group)
+        with self._calls.inside("how_far_apart"):
+            return how_far_apart(model.module, self.group)
 
     def done(self) -> None:
         """Leave the team: threads end first, then the process groups."""
         self.pulse.beat(-1, Phase.DONE)
+        self._calls.leave()
         for lockstep in self._locksteps.values():
             lockstep.close()
         self._locksteps.clear()
