@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -47,24 +48,53 @@ def make(reference: str, key: str, folder: Path, arguments: Mapping[str, Any]) -
 
 def own_code(references: Mapping[str, str], folder: Path) -> dict[str, str]:
     """sha256 of the files that what a job names is written in, by name: those that the references name or lead to, and
-    all modules beside them (in the job's folder, or in the same package) that were imported by now.
+    the modules beside them (in the job's folder, or in the same package) that these import, as far as they are loaded.
 
     `references` are by the setting that names them.
     """
-    digests, roots = {}, {str(folder.resolve())}
+    ahead, roots = [], {str(folder.resolve())}
     for key, reference in references.items():
         named = _module_of(reference, key, folder)
         behind = sys.modules.get(getattr(_written(find(reference, key, folder)), "__module__", ""))
         for module in (named, behind):
-            path = getattr(module, "__file__", None)
-            if module is not None and path is not None and path.endswith(".py"):
-                digests[_name_of(path, module, folder)] = _sha256(path)
+            if module is not None and (path := _path_of(module)):
+                ahead.append(module)
                 roots.add(_root(path, module))
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str) and path.endswith(".py") and _is_own(os.path.abspath(path), roots):
-            digests[_name_of(path, module, folder)] = _sha256(path)
+    digests: dict[str, str] = {}
+    while ahead:
+        module = ahead.pop()
+        path = _path_of(module)
+        name = _name_of(path, module, folder)
+        if name not in digests:
+            digests[name] = _sha256(path)
+            found = (sys.modules.get(other) for other in _imported_by(module, path))
+            ahead += [other for other in found if other is not None and _is_own(_path_of(other), roots)]
     return digests
+
+
+def _path_of(module: ModuleType) -> str:
+    """The source file of a module; "" when it has none."""
+    path = getattr(module, "__file__", None)
+    return os.path.abspath(path) if isinstance(path, str) and path.endswith(".py") else ""
+
+
+def _imported_by(module: ModuleType, path: str) -> set[str]:
+    """Names that may be modules: what its source imports anywhere, also in functions, and what its globals are of."""
+    names = {getattr(value, "__module__", None) or "" for value in vars(module).values()}
+    names |= {value.__name__ for value in vars(module).values() if isinstance(value, ModuleType)}
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, ValueError, SyntaxError):  # edited since: its digest tells
+        return names
+    package = module.__package__ or ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return {name for name in names if isinstance(name, str)}
 
 
 def _written(found: Any) -> Any:
@@ -89,6 +119,8 @@ def _root(path: str, module: ModuleType) -> str:
 
 def _is_own(path: str, roots: set[str]) -> bool:
     """Whether a file is the user's, below one of these folders; what was installed has a version instead."""
+    if not path:
+        return False
     foreign = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.abspath(__file__)))
     if "site-packages" in path or any(path.startswith(root + os.sep) for root in foreign):
         return False

@@ -108,7 +108,10 @@ REFUSED_BY_A_RANK = {
     "dice of the model's own": (["model.factory=" + broken("OwnDice")], ["computed again", "random"]),
     "a buffer that is replaced": (["model.factory=" + broken("Replaces")], ["buffer mean"]),
     "a loss that is a mean": (["train.loss=" + broken("mean_loss")], ["mean_loss", "reduction"]),
-    "a parameter that is used no more": (["model.factory=" + broken("Forgets")], ["rare", "find_unused"]),
+    "a parameter that is not used, where all must be": (
+        ["model.factory=" + broken("Never"), "model.find_unused=false"],
+        ["rare.bias takes no part", "find_unused"],
+    ),
 }
 
 

@@ -85,7 +85,7 @@ def test_another_jobs_checkpoint_is_refused_by_what_differs(store, tmp_path):
     run.save(1, recipe_words={"job": {"train": {"lr": 0.1, "seed": 1}}, "torch": "2.13"})
     now = {"job": {"train": {"lr": 0.2, "seed": 1}}, "torch": "2.13"}
     with pytest.raises(UsageError, match=r"another recipe: train.lr was 0.1 and is 0.2; .*--fresh"):
-        newest(store, lambda manifest: refuse_other_recipe(manifest, now, store.location))
+        newest(store, lambda manifest: refuse_other_recipe(manifest.facts, now, store.location))
 
 
 def test_when_all_are_broken_the_run_does_not_silently_start_from_nothing(store, tmp_path):

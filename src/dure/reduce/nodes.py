@@ -14,12 +14,11 @@ import torch
 from dure.exchange.group import Group
 from dure.exchange.link import Link
 from dure.fingerprint import raw_bytes
-from dure.reduce.exchanger import ALL_USED, NOT_FINITE, Pieces, Room, Wire, is_finite, joined
-from dure.reduce.plain import OverGloo
+from dure.reduce.exchanger import NOT_FINITE, Pieces, Room, Wire, is_finite, joined
+from dure.reduce.plain import OverGloo, flags_of_all
 from dure.reduce.shared import ALIGNED, ThroughSharedMemory
 from dure.reduce.treesum import TreeSum, tree_sum
 
-_BITS = (NOT_FINITE, ALL_USED)
 MOST_PARTS = 16
 LEAST_ELEMENTS = 64 * 1024
 """Of a part: shorter ones would cost more in turns than they gain in overlap."""
@@ -137,9 +136,7 @@ class BetweenNodes:
         """See `Exchanger`."""
         flags, self._flags = self._local.agree(self._flags), 0
         if self._link is None:
-            told = torch.tensor([float(bool(flags & bit)) for bit in _BITS])
-            self._peers.extreme(told, "the exchange of gradients", largest=True)
-            return sum(bit for bit, is_set in zip(_BITS, told.tolist(), strict=True) if is_set)
+            return flags_of_all(flags, self._peers)
         of_nodes = _Flags(flags)
         self._link.swap([of_nodes], "the exchange of gradients between nodes")
         return of_nodes.both

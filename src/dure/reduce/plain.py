@@ -21,6 +21,8 @@ from dure.reduce.exchanger import (
 )
 from dure.reduce.treesum import TreeSum, tree_sum
 
+_MOST_FLAGS = 8
+
 
 class PlainRooms:
     """Rooms in memory of this process alone."""
@@ -99,13 +101,17 @@ class OverGloo(PlainRooms):
         self._rank = totals.rank
         self._ranks = totals.size
         self._flags = 0
+        self._told = True
+        """Whether the last exchange has told this rank's flags."""
 
     def exchange(
         self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
     ) -> None:
         """See `Exchanger`."""
         out = room.out
-        if not out.numel():
+        self._flags |= flags
+        self._told = bool(out.numel())
+        if not self._told:
             return
         width = -(-out.numel() // self._ranks)
         held = [len(pieces) for pieces in shape.by_rank]
@@ -128,7 +134,8 @@ class OverGloo(PlainRooms):
             # One more element tells this rank's flags: small whole numbers, exact in every dtype that is added in.
             slice_and_flags = out.new_empty(width + 1)
             torch.mul(received[root], scale, out=slice_and_flags[:width])
-            self._flags |= flags | (0 if is_finite(slice_and_flags[:width], room.limit) else NOT_FINITE)
+            if not is_finite(slice_and_flags[:width], room.limit):
+                self._flags |= NOT_FINITE
             slice_and_flags[width] = self._flags
             whole = out.new_empty(self._ranks * (width + 1))
             dist.all_gather_single(whole, slice_and_flags, group=self._group)
@@ -138,9 +145,9 @@ class OverGloo(PlainRooms):
         _gather(rows[:, :width], out)
 
     def conclude(self) -> int:
-        """See `Exchanger`. Every exchange ends with all ranks' results."""
+        """See `Exchanger`. Every exchange ends with all ranks' results and flags, but for an empty bucket's."""
         flags, self._flags = self._flags, 0
-        return flags
+        return flags if self._told else flags_of_all(flags, self._totals)
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
@@ -148,6 +155,13 @@ class OverGloo(PlainRooms):
 
     def close(self) -> None:
         """See `Exchanger`."""
+
+
+def flags_of_all(flags: int, group: Group) -> int:
+    """The flags of all ranks of a group, OR-ed."""
+    bits = torch.tensor([flags >> bit & 1 for bit in range(_MOST_FLAGS)], dtype=torch.uint8)
+    group.extreme(bits, "the exchange of gradients", largest=True)
+    return sum(is_set << bit for bit, is_set in enumerate(bits.tolist()))
 
 
 def _scatter(flat: torch.Tensor, slices: torch.Tensor) -> None:

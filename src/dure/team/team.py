@@ -127,13 +127,13 @@ class Team:
     ) -> DistributedDataParallel:
         """The model as a real DDP whose replicas are verified to start as the same bits.
 
-        Say `find_unused` when some parameters take no part in some shards. `known` is an earlier probe's
-        result; without it the first step probes the model.
+        Say `find_unused` when some parameters take no part in the first batch's shards; else that is refused.
+        `known` is an earlier probe's result, of weights that were verified; without it the first step probes the model.
         """
         refuse_what_cannot_be_exact(module)
         module.to(self.setting.device)
-        with self._calls.inside("replicate"):
-            same_start(module, self.group)
+        if known is None:
+            self.verify_start(module)
         busy = self.world.local_size * self.threads
         free_cores = len(os.sched_getaffinity(0)) - busy
         model = wrap(module, free_cores=free_cores)
@@ -149,6 +149,11 @@ class Team:
         )
         self._locksteps[id(model)] = lockstep
         return model
+
+    def verify_start(self, module: torch.nn.Module) -> None:
+        """Raise unless all ranks hold the same first weights."""
+        with self._calls.inside("replicate"):
+            same_start(module, self.group)
 
     def shard_optimizer(
         self,

@@ -253,6 +253,7 @@ class Run:
 
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
+        self.team.verify_start(module)
         first = next(iter(self.batches.first_only()))
         known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
         wanted = self.loaded.job.model.find_unused
