@@ -30,7 +30,8 @@ class Model(Section):
     strict: bool = True
     """false: tensors that are missing in the file keep their first values, and those without a place are left out."""
     find_unused: bool | Literal["auto"] = "auto"
-    """Whether some parameters may take no part in a shard. `auto` asks the start-up probe."""
+    """Whether a model whose first batch leaves parameters unused is accepted: `auto` says how many, `false` refuses it.
+    Parameters that shards leave out later are always handled."""
 
     @model_validator(mode="after")
     def _something_to_build(self) -> Model:
