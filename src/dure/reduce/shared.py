@@ -9,6 +9,7 @@ costs. One meeting per bucket: all pieces are there. One more at the end of the 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -164,7 +165,7 @@ class ThroughSharedMemory:
     def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedRoom:
         dtype = adding_dtype(buffer.dtype)
         nbytes = buffer.numel() * dtype.itemsize
-        in_place = dtype == buffer.dtype and self._shm_has_room(nbytes)
+        in_place = dtype == buffer.dtype and self._shm_has_room(nbytes) and self._move_bucket(buffer)
         segments = [Segment(nbytes) for _ in range(self._extras[self._rank] + (not in_place))]
         offers = [segment.offer() for segment in segments]
         if in_place:
@@ -183,6 +184,24 @@ class ThroughSharedMemory:
         ]
         return _SharedRoom(index, out, largest(buffer.dtype), extras, everyones, in_place, segments)
 
+    def _move_bucket(self, buffer: torch.Tensor) -> bool:
+        """Move DDP's bucket into shared memory; whether every rank could. Other programs fill /dev/shm too."""
+        trouble = ""
+        try:
+            buffer.share_memory_()
+        except RuntimeError as error:
+            trouble = str(error)
+        everyones = self._group.gather(trouble, "moving buckets into shared memory")
+        rank = next((rank for rank, words in enumerate(everyones) if words), None)
+        if rank is not None:
+            self._say_once(f"rank {rank} cannot move a bucket into {SHM} ({everyones[rank]})")
+        return rank is None
+
+    def _say_once(self, why: str) -> None:
+        if self._rank == 0 and not self._told:
+            self._told = True
+            say(f"{why}; buckets are copied instead (same bits, a little slower)")
+
     def _shm_has_room(self, nbytes: int) -> bool:
         """Whether /dev/shm takes this bucket of every rank; a bucket that did not fit would be a SIGBUS."""
         try:
@@ -191,12 +210,11 @@ class ThroughSharedMemory:
         except OSError:
             free = 0
         least = min(int(text) for text in self._group.gather(str(free), "looking for shared memory"))
-        enough = least > nbytes * (self._ranks + 1)
-        if not enough and self._rank == 0 and not self._told:
-            self._told = True
-            say(
-                f"{SHM} has {least >> 20} MiB left, too little for {self._ranks} buckets of {nbytes >> 20} MiB; "
-                "buckets are copied instead (same bits, a little slower)"
+        pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # a file takes whole pages
+        enough = least > pages * (self._ranks + 1)
+        if not enough:
+            self._say_once(
+                f"{SHM} has {least >> 10} KiB left, too little for {self._ranks} buckets of {pages >> 10} KiB"
             )
         return enough
 
