@@ -43,7 +43,7 @@ class Branches(nn.Module):
         for at, layer in enumerate(self.ways):
             taken = (way == at).nonzero()[:, 0]
             if len(taken):
-                out = out.index_add(0, taken, torch.tanh(layer(x[taken])))
+                out = out.index_add(0, taken, torch.tanh(layer(x[taken])).to(out.dtype))
         return out
 
 
