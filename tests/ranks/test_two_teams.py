@@ -20,6 +20,10 @@ def fingerprints(output, ranks):
     told = [re.findall(rf"rank {rank} of {ranks}, seed (\d): (\w{{16}})", output) for rank in range(ranks)]
     assert [seed for seed, _ in told[0]] == ["1", "2", "1"], output
     assert all(of_rank == told[0] for of_rank in told), output
+    # A team that is over leaves nothing open: no socket of its process group, and so no model either.
+    descriptors = re.findall(r"descriptors: (\d+)", output)
+    assert len(descriptors) == 3 * ranks, output
+    assert len(set(descriptors)) == 1 or ranks > 1, output
     return [fingerprint for _, fingerprint in told[0]]
 
 

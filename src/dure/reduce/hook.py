@@ -22,6 +22,11 @@ from dure.reduce.totals import StepTotals
 
 CLOSE_SECONDS = 10.0
 
+
+def _nothing() -> None:
+    """When nobody is to be told."""
+
+
 OwnPlaces = Callable[[Sequence[torch.Tensor], Sequence[int]], list[range]]
 """The places of a bucket that a rank needs, given the bucket's parameters and where each begins."""
 
@@ -69,7 +74,7 @@ class GradientExchange:
         exchanger: Exchanger,
         stack: SubtreeStack,
         wire: Wire,
-        on_waiting: Callable[[], None] = lambda: None,
+        on_waiting: Callable[[], None] = _nothing,
     ) -> None:
         """`on_waiting` is called when the last bucket is handed over: from then on, the rank waits."""
         self._exchanger = exchanger
@@ -131,6 +136,10 @@ class GradientExchange:
         self._tasks.put(None)
         self._thread.join(CLOSE_SECONDS)
         self._exchanger.close()
+        # DDP holds this object in C++, where the garbage collector does not look: whatever leads from here back to
+        # the model would keep it, and its process group's sockets, for as long as the process lives.
+        self._on_waiting = _nothing
+        self._own_places = None
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
