@@ -22,6 +22,7 @@ from dure.doctor.words import HEADINGS, TITLES, fix_of, in_one_line, value_of
 from dure.errors import PreflightFailed
 from dure.image.contents import PYTHON
 from dure.job import load_job
+from dure.open_files import needed
 from dure.slurm.allocation import Allocation
 
 JOB = """
@@ -221,10 +222,30 @@ def test_a_modules_file_is_found_without_importing_it():
 
 
 def test_few_open_files_are_pointed_out(monkeypatch):
-    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 4096))
-    found = machine.open_files("node0")
+    need = needed(512, 8, 64)
+    assert need > 1530  # three connections to each of 511 peers
+    plan = Plan(open_files=need)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
+    found = machine.open_files(plan, "node0")
     assert found.level == "bad"
-    assert "ulimit -n 1024 (at most 4096)" in fix_of(found, "en")
+    assert f"1024 at most; {need} may be needed" in value_of(found, "en")
+    assert "ulimit -Hn" in fix_of(found, "en")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 4096))
+    found = machine.open_files(plan, "node0")
+    assert found.level == "ok"
+    assert f"256, which a run raises to {need}" in value_of(found, "en")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    assert machine.open_files(plan, "node0").level == "ok"
+
+
+def test_the_doctor_computes_how_many_files_a_job_opens(tmp_path):
+    settings = {"team.ranks": 8, "team.shards": 512}
+    few, many = (
+        plan_of(job(tmp_path, **settings, **{"cluster.nodes": nodes}), hosts=("a", "b")).open_files
+        for nodes in (2, 64)
+    )
+    assert few < 1024 < many
+    assert many == needed(512, 8, 64)
 
 
 def test_a_node_answers_what_it_cannot_do_with_the_reason():

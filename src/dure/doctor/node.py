@@ -137,7 +137,7 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
         findings.append(storage.takes(plan, node, token))
         findings += storage.space(plan, node)
     findings.append(machine.shared_memory(plan, node))
-    findings.append(machine.open_files(node))
+    findings.append(machine.open_files(plan, node))
     if plan.ranks:
         findings.append(machine.cores(plan, node))
     address = None
