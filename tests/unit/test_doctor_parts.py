@@ -1,6 +1,8 @@
 """The doctor's parts that need no nodes: what it asks of them, whom it blames, and its words."""
 
+import contextlib
 import re
+import socket
 import string
 import subprocess
 import sys
@@ -10,8 +12,10 @@ from pathlib import Path
 import pytest
 from commands import EXAMPLES, dure
 
+from dure.bench.ports import free_ports
 from dure.doctor import quick_checks, refuse_bad
 from dure.doctor.checks import agreement, machine, versions
+from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.node import NodePart
 from dure.doctor.plan import Plan, plan_of
@@ -246,6 +250,24 @@ def test_the_doctor_computes_how_many_files_a_job_opens(tmp_path):
     )
     assert few < 1024 < many
     assert many == needed(512, 8, 64)
+
+
+def test_nodes_measure_each_other_and_strangers_are_hung_up_on():
+    (free,) = free_ports(1)
+    listener = Listener("127.0.0.1", free, "token")
+    try:
+        (measured,) = call("127.0.0.1", "127.0.0.1", listener.ports, "token")
+        assert measured["bytes_per_second"] > 0
+        (refused,) = call("127.0.0.1", "127.0.0.1", listener.ports, "another")
+        assert "another program listens there" in refused["reason"]
+        with socket.create_connection(("127.0.0.1", listener.ports[-1])) as stranger:
+            stranger.sendall(b"p" * 64)
+            stranger.settimeout(60)
+            assert len(stranger.recv(100)) in (0, 32)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(100) == b""
+    finally:
+        listener.close()
 
 
 def test_a_node_answers_what_it_cannot_do_with_the_reason():
