@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 
+from dure.errors import UsageError
 from dure.launch.lease import Lease, LeaseOver
 from dure.say import say
 from dure.team_key import TeamKey
@@ -49,9 +50,12 @@ def _read_key(seconds: float) -> TeamKey:
             raise LeaseOver("the supervisor has not sent the team's key, and is gone")
         line += byte
     word, _, text = line.decode(errors="replace").strip().partition(" ")
-    if word != KEY:
-        raise LeaseOver("the supervisor has sent something else than the team's key")
-    return TeamKey.from_hex(text)
+    try:
+        if word == KEY:
+            return TeamKey.from_hex(text)
+    except UsageError:
+        pass
+    raise LeaseOver("the supervisor has sent something else than the team's key")
 
 
 def _obey(lease: Lease, lost_seconds: float, leads: bool) -> None:
