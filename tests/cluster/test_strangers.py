@@ -1,5 +1,6 @@
 """Strangers on the network, and on the nodes themselves, while two nodes train: it trains on, to the same bits."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -66,6 +67,17 @@ class Stranger:
         self.process.communicate(timeout=60)
 
 
+def shown_by_processes(secret):
+    """Where the arguments or variables of a process of this machine, the lab's too, show a secret."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        for place in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                if secret in (process / place).read_bytes():
+                    found.append(process / place)
+    return found
+
+
 def attack(lab, storage, weights, folder, name, count, pace):
     """Train on two nodes, with strangers from before the start until they have tried `count` sequences.
 
@@ -105,6 +117,8 @@ def attack(lab, storage, weights, folder, name, count, pace):
         insider = Stranger(lab, "login", "10.0.1.10", 29400, first_seed + 3, count // 4, bomb, key)
         started.append(insider)
         wait_for_step(run, 6, first)
+        secret = (storage / "checkpoints" / f"{name}.key").read_bytes().strip()
+        assert shown_by_processes(secret) == []
         (storage / "checkpoints" / f"pwned-{name}.enough").touch()
         told = [stranger.done() for stranger in (*started[:3], insider)]
         at = furthest_step(run)
@@ -122,6 +136,8 @@ def attack(lab, storage, weights, folder, name, count, pace):
     assert told[2]["learned"] <= 32, "a nonce, and never a fact"
     assert told[0]["ports"] > 3, "the leader's, the store's and Gloo's at least"
     assert "without the team's key were closed" in first.said
+    assert not [path for path in run.rglob("*") if path.is_file() and secret in path.read_bytes()]
+    assert secret.decode() not in first.said + second.said
 
 
 def test_strangers_neither_get_in_nor_learn_anything_nor_disturb_a_run(lab, storage, weights, tmp_path):
