@@ -168,7 +168,8 @@ def train(
     if here is not None and attached:
         from dure.hosts.attached import obey_input
 
-        admission = Admission(*obey_input(here.lost_seconds, leads=here.leads), 2 * here.lost_seconds)
+        # The leader before this one ends by itself when its lease is over.
+        admission = Admission(*obey_input(here.lost_seconds, leads=here.leads), 2 * here.lost_seconds + 10)
     elif here is not None:
         file = key_file(team_key)
         admission = Admission(

@@ -24,7 +24,7 @@ ALIVE, STOP, KILL = "alive", "stop", "kill"
 """What a supervisor may say then: go on; save and end; end at once."""
 BEAT_SECONDS = 1.0
 """How often it says that it is there."""
-_END_SECONDS = 15.0
+_END_SECONDS = 5.0
 """After its lease is over an agent has so long to end its ranks in good order."""
 _LONGEST = 4096
 
@@ -69,7 +69,10 @@ def _obey(lease: Lease, lost_seconds: float, leads: bool) -> None:
         if not ready:
             why = f"the supervisor has not been heard of for {silent:.0f} s" if silent > lost_seconds else ""
             continue
-        chunk = os.read(0, _LONGEST)
+        try:
+            chunk = os.read(0, _LONGEST)
+        except OSError:
+            chunk = b""
         if not chunk:
             is_open = False
             _supervisor_is_gone(lost_seconds, leads)
@@ -92,8 +95,8 @@ def _supervisor_is_gone(lost_seconds: float, leads: bool) -> None:
     Nobody here can tell which. If it has ended, the leader's agent knows it too, and has all nodes save. If it lives,
     it has given this node up, and this node must not ask the others for anything.
     """
+    if leads:
+        os.kill(os.getpid(), signal.SIGTERM)
     with contextlib.suppress(OSError):  # standard error may be gone with it
         what = "the run saves and ends, if it can" if leads else "this node waits for what the leader says"
         say(f"the supervisor is gone; within {lost_seconds:.0f} s {what}")
-    if leads:
-        os.kill(os.getpid(), signal.SIGTERM)

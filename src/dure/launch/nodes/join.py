@@ -117,8 +117,6 @@ def join(
             leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds, key))
 
         def connect() -> socket.socket:
-            if leader is not None:
-                return leader.connect()
             return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)
 
         member, told = _welcomed(stack, nodes, hello, connect, say, check)

@@ -15,7 +15,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from dure.exchange.handshake import PENDING, Acceptor, prove
+from dure.exchange.handshake import PENDING, Acceptor
 from dure.launch.nodes.council import LEADER, Council, Letters
 from dure.launch.nodes.line import Line, close_all
 from dure.launch.nodes.messages import Alive, Bye, Hello, Message, Refused
@@ -49,19 +49,17 @@ def listen_for_nodes(address: str, port: int) -> socket.socket:
 
 
 class Leader:
-    """Serves nodes until the run is over. The leader's own agent is one of them, over a local socket."""
+    """Serves nodes until the run is over. The leader's own agent is one of them, and connects like the others."""
 
     def __init__(self, listener: socket.socket, council: Council, lost_seconds: float, key: TeamKey) -> None:
-        self._address, self._port = listener.getsockname()[:2]
-        self._key = agents_key(key)
         self._council = council
         self._lost_seconds = lost_seconds
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
             listener,
             self._selector,
-            self._key,
-            agents_purpose(self._address, self._port),
+            agents_key(key),
+            agents_purpose(*listener.getsockname()[:2]),
             most=max(PENDING, 2 * council.terms.nodes),
         )
         self._lines: dict[int, Line] = {}
@@ -86,16 +84,6 @@ class Leader:
     ) -> None:
         self._closing.set()
         self._thread.join(_FLUSH_SECONDS * 2 + 1.0)
-
-    def connect(self) -> socket.socket:
-        """A connection for the leader's own agent."""
-        connection = socket.create_connection((self._address, self._port), timeout=10.0)
-        try:
-            prove(connection, self._key, agents_purpose(self._address, self._port))
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     @property
     def values(self) -> list[Any]:
