@@ -142,8 +142,8 @@ def _welcomed(
 
     A node that was cut off and is started again finds its number taken, by itself, until the leader has missed it.
     """
-    deadline = time.monotonic() + 2 * nodes.lost_seconds + _TAKEN_SECONDS
-    told = False
+    seconds = 2 * nodes.lost_seconds + _TAKEN_SECONDS
+    deadline: float | None = None
     while True:
         with contextlib.ExitStack() as attempt:
             member = attempt.enter_context(
@@ -152,13 +152,11 @@ def _welcomed(
             try:
                 run = member.welcome(check)
             except NodeTaken as taken:
-                if time.monotonic() > deadline:
+                if deadline is None:
+                    deadline = time.monotonic() + seconds
+                    say(f"{taken}; waits up to {seconds:.0f} s for that node to be missed")
+                elif time.monotonic() > deadline:
                     raise
-                if not told:
-                    told = True
-                    say(
-                        f"{taken}; waits up to {deadline - time.monotonic():.0f} s for that node to be missed"
-                    )
             else:
                 stack.push(attempt.pop_all())
                 return member, run
