@@ -95,6 +95,8 @@ def attack(lab, storage, weights, folder, name, count, pace):
         "--team-key",
         key,
     ]
+    # A machine that is busy with something else for some seconds is not what is tried here.
+    options += ["--set", "cluster.lost_seconds=60"]
     first_seed = count * 1000
     started = []
     try:
