@@ -86,6 +86,16 @@ Leader = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"),
 ]
+TeamKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--team-key",
+        metavar="FILE",
+        help="The secret by which nodes that are started by hand know each other: the same file on all, mode 600; "
+        "the leader makes it if it is not there.",
+        show_default="DURE_TEAM_KEY_FILE, else the leader prints a key to type",
+    ),
+]
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
 
 
@@ -112,6 +122,7 @@ def train(
     ] = None,
     node_rank: NodeRank = None,
     leader: Leader = None,
+    team_key: TeamKeyFile = None,
     hosts: Annotated[
         str | None,
         typer.Option(help="Start it on these hosts by ssh: a,b; the first leads.", show_default="the job's"),
@@ -131,7 +142,8 @@ def train(
     """
     from dure.image.enter import digest_inside
     from dure.job import load_job, parse_settings
-    from dure.run_job import Start, nodes_of, run_job, train_inside
+    from dure.launch.nodes.key_by_hand import key_by_hand, key_file
+    from dure.run_job import Admission, Start, nodes_of, run_job, train_inside
 
     loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
     if print_config:
@@ -151,12 +163,19 @@ def train(
         own = [f"--nodes={nodes}"] if nodes is not None else []
         own += [f"--node-rank={node_rank}", f"--leader={leader}"] if here is not None else []
         own += [f"--port={port}", *(["--attached"] if attached else [])]
-        train_inside(loaded, job, [*options, *own], start, here)
-    if attached:
+        train_inside(loaded, job, [*options, *own], start, here, None if attached else key_file(team_key))
+    admission = None
+    if here is not None and attached:
         from dure.hosts.attached import obey_input
 
-        obey_input(loaded.job.cluster.lost_seconds)
-    run_job(loaded, start, here, as_json=as_json, lang=lang)
+        # The leader before this one ends by itself when its lease is over.
+        admission = Admission(*obey_input(here.lost_seconds, leads=here.leads), 2 * here.lost_seconds + 10)
+    elif here is not None:
+        file = key_file(team_key)
+        admission = Admission(
+            key_by_hand(file, leads=here.leads, nodes=here.count, seconds=here.join_seconds, say=say)
+        )
+    run_job(loaded, start, here, admission, as_json=as_json, lang=lang)
 
 
 @app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
@@ -173,6 +192,7 @@ def run(
     nodes: Annotated[int, typer.Option(help="Machines that run it together, each with so many ranks.")] = 1,
     node_rank: NodeRank = None,
     leader: Leader = None,
+    team_key: TeamKeyFile = None,
     run_dir: RunDir = None,
     port: Port = 0,
 ) -> None:
@@ -183,7 +203,11 @@ def run(
     with new_run(run_dir, Path(target).stem) as folder:
         if nodes > 1 or node_rank is not None or leader is not None:
             here = nodes_of_script(target, nodes, node_rank, leader, ranks)
-            code = run_script_on_nodes(target, arguments or [], folder, here, module=module, cold=cold)
+            from dure.launch.nodes.key_by_hand import key_by_hand, key_file
+
+            file = key_file(team_key)
+            key = key_by_hand(file, leads=here.leads, nodes=nodes, seconds=here.join_seconds, say=say)
+            code = run_script_on_nodes(target, arguments or [], folder, here, key, module=module, cold=cold)
             raise typer.Exit(code)
         code = run_script(
             target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port

@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,8 +25,10 @@ from dure.job import Cluster, LoadedJob
 from dure.language import Language, chosen_language
 from dure.launch import run_script, run_team
 from dure.launch.claim import Claim
+from dure.launch.lease import Lease
 from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
+from dure.launch.nodes.key_by_hand import wait_for_key_file
 from dure.launch.patience import Restart
 from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run, record_restart
@@ -34,6 +36,7 @@ from dure.report import in_words, summarize
 from dure.results import RankResult
 from dure.run_folder import RunFolder
 from dure.say import say
+from dure.team_key import TeamKey
 
 if TYPE_CHECKING:
     from dure.launch.nodes.messages import Team
@@ -50,7 +53,26 @@ class Start:
     """Of the team on this machine; 0: a free one."""
 
 
-def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bool, lang: str | None) -> None:
+@dataclass(frozen=True)
+class Admission:
+    """What lets a node into a run of several."""
+
+    key: TeamKey
+    lease: Lease = field(default_factory=Lease)
+    """Ended by a supervisor, where there is one."""
+    claim_seconds: float = 0.0
+    """How long the leader waits for another launch to let go of the run's folder."""
+
+
+def run_job(
+    loaded: LoadedJob,
+    start: Start,
+    nodes: Nodes | None,
+    admission: Admission | None = None,
+    *,
+    as_json: bool,
+    lang: str | None,
+) -> None:
     """Launch a job's ranks, show them, and print what came of it; with `nodes`, this node's part of that."""
     began = time.perf_counter()
     language = chosen_language(lang)
@@ -65,6 +87,7 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
                     loaded.job.name,
                     goes_on=_resumable(loaded),
                     fresh=start.fresh,
+                    claim_seconds=admission.claim_seconds if admission is not None else 0.0,
                 )
             )
             if nodes is not None:  # before any node starts a rank
@@ -76,8 +99,11 @@ def run_job(loaded: LoadedJob, start: Start, nodes: Nodes | None, *, as_json: bo
             folder = RunFolder(choose_run())
             results = _launch(loaded, folder, language, start.port, None)
         else:
-            stop = held.enter_context(StopSignals())
-            joined = held.enter_context(join(nodes, choose_run, say, stop.check))
+            assert admission is not None  # whoever knows of nodes has asked for the key
+            stop = held.enter_context(StopSignals(lease=admission.lease))
+            joined = held.enter_context(
+                join(nodes, admission.key, admission.lease, choose_run, say, stop.check)
+            )
             folder = RunFolder(joined.run)
             results = _launch(loaded, folder, language, start.port, joined)
             if not nodes.leads:
@@ -109,10 +135,21 @@ def _summarize(
 
 
 def train_inside(
-    loaded: LoadedJob, job: Path, options: Sequence[str], start: Start, nodes: Nodes | None
+    loaded: LoadedJob,
+    job: Path,
+    options: Sequence[str],
+    start: Start,
+    nodes: Nodes | None,
+    team_key: Path | None = None,
 ) -> NoReturn:
-    """Become the same command inside the job's image. What is mounted there cannot be moved: that is done before."""
+    """Become the same command inside the job's image. What is mounted there cannot be moved: that is done before.
+
+    `team_key` is the file with the team's key, which has to be there too.
+    """
     leads = nodes is None or nodes.leads
+    if nodes is not None and team_key is not None:
+        wait_for_key_file(team_key, leads=leads, seconds=nodes.join_seconds, say=say)
+        options = [*options, f"--team-key={team_key}"]
     run = start.run_dir or _default_folder(loaded, nodes)
     if run is None:
         run = _named_by_time(loaded.job.name)
@@ -123,7 +160,8 @@ def train_inside(
         _set_aside(RunFolder(run))
     named = [f"--run-dir={run}"] if leads or start.run_dir is not None else []
     command = ["train", str(job.absolute()), *options, *named]
-    enter(loaded, run, command, job_file=job.absolute(), of_any_run=not named)
+    extra = () if team_key is None else (team_key,)
+    enter(loaded, run, command, job_file=job.absolute(), of_any_run=not named, extra=extra)
 
 
 def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> Nodes | None:
@@ -153,14 +191,15 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
 
 
 def run_script_on_nodes(
-    target: str, argv: list[str], folder: RunFolder, nodes: Nodes, *, module: bool, cold: bool
+    target: str, argv: list[str], folder: RunFolder, nodes: Nodes, key: TeamKey, *, module: bool, cold: bool
 ) -> int:
     """This node's ranks of a script that runs on several; every node keeps its own logs."""
-    with StopSignals() as stop, join(nodes, lambda: folder.path, say, stop.check) as joined:
+    lease = Lease()
+    with StopSignals() as stop, join(nodes, key, lease, lambda: folder.path, say, stop.check) as joined:
 
         def tell(formed: Team) -> None:
             if nodes.leads:
-                say(formed.in_words())
+                say(formed.where)
 
         return run_script(
             target,
@@ -252,7 +291,7 @@ def _launch(
 
     def tell_team(formed: Team) -> None:
         if display is not None:
-            display.tell(formed.in_words())
+            display.tell(formed.where)
 
     try:
         results: list[Any] = run_team(
@@ -340,9 +379,17 @@ def _set_aside(folder: RunFolder) -> None:
 
 @contextlib.contextmanager
 def new_run(
-    run_dir: Path | None, name: str, *, goes_on: bool = False, fresh: bool = False
+    run_dir: Path | None,
+    name: str,
+    *,
+    goes_on: bool = False,
+    fresh: bool = False,
+    claim_seconds: float = 0.0,
 ) -> Iterator[RunFolder]:
-    """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`."""
+    """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`.
+
+    Another launch that has it is given `claim_seconds` to let go.
+    """
     path = run_dir or _named_by_time(name)
     folder = RunFolder(path.absolute())
     if folder.job.exists() and fresh:
@@ -357,5 +404,5 @@ def new_run(
         raise UsageError(
             f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
         ) from None
-    with Claim(folder):
+    with Claim(folder, claim_seconds):
         yield folder

@@ -29,6 +29,9 @@ LOOPBACK = "127.0.0.1"
 KEEP_VARIABLE = (
     "DURE_KEEP"  # set by our launcher: its pid, and its descriptors of memory that outlives the ranks
 )
+LINK_SECRET_VARIABLE = (
+    "DURE_LINK_SECRET"  # set by our launcher: its pid, and a descriptor; never the secret itself
+)
 SIZES = ("RANK", "WORLD_SIZE")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 PLACE = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")

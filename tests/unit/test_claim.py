@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from commands import dure
@@ -50,6 +51,13 @@ def holder(folder):
     process.kill()
     process.wait()
     process.stdout.close()
+
+
+def test_a_launch_that_may_wait_takes_the_folder_over_when_the_other_has_ended(folder, holder):
+    """A leader that was cut off and ends by itself, and the next one, which is started meanwhile."""
+    threading.Timer(0.5, holder.kill).start()
+    with Claim(folder, wait_seconds=60.0):
+        assert holder.wait(60) == -signal.SIGKILL
 
 
 def test_a_claimed_folder_is_refused_with_who_holds_it(folder, holder):

@@ -1,6 +1,8 @@
 """The doctor's parts that need no nodes: what it asks of them, whom it blames, and its words."""
 
+import contextlib
 import re
+import socket
 import string
 import subprocess
 import sys
@@ -10,8 +12,10 @@ from pathlib import Path
 import pytest
 from commands import EXAMPLES, dure
 
+from dure.bench.ports import free_ports
 from dure.doctor import quick_checks, refuse_bad
 from dure.doctor.checks import agreement, machine, versions
+from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.node import NodePart
 from dure.doctor.plan import Plan, plan_of
@@ -22,6 +26,7 @@ from dure.doctor.words import HEADINGS, TITLES, fix_of, in_one_line, value_of
 from dure.errors import PreflightFailed
 from dure.image.contents import PYTHON
 from dure.job import load_job
+from dure.open_files import needed
 from dure.slurm.allocation import Allocation
 
 JOB = """
@@ -221,10 +226,48 @@ def test_a_modules_file_is_found_without_importing_it():
 
 
 def test_few_open_files_are_pointed_out(monkeypatch):
-    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 4096))
-    found = machine.open_files("node0")
+    need = needed(512, 8, 64)
+    assert need > 1530  # three connections to each of 511 peers
+    plan = Plan(open_files=need)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
+    found = machine.open_files(plan, "node0")
     assert found.level == "bad"
-    assert "ulimit -n 1024 (at most 4096)" in fix_of(found, "en")
+    assert f"1024 at most; {need} may be needed" in value_of(found, "en")
+    assert "ulimit -Hn" in fix_of(found, "en")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 4096))
+    found = machine.open_files(plan, "node0")
+    assert found.level == "ok"
+    assert f"256, which a run raises to {need}" in value_of(found, "en")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    assert machine.open_files(plan, "node0").level == "ok"
+
+
+def test_the_doctor_computes_how_many_files_a_job_opens(tmp_path):
+    settings = {"team.ranks": 8, "team.shards": 512}
+    few, many = (
+        plan_of(job(tmp_path, **settings, **{"cluster.nodes": nodes}), hosts=("a", "b")).open_files
+        for nodes in (2, 64)
+    )
+    assert few < 1024 < many
+    assert many == needed(512, 8, 64)
+
+
+def test_nodes_measure_each_other_and_strangers_are_hung_up_on():
+    (free,) = free_ports(1)
+    listener = Listener("127.0.0.1", free, "token")
+    try:
+        (measured,) = call("127.0.0.1", "127.0.0.1", listener.ports, "token")
+        assert measured["bytes_per_second"] > 0
+        (refused,) = call("127.0.0.1", "127.0.0.1", listener.ports, "another")
+        assert "another program listens there" in refused["reason"]
+        with socket.create_connection(("127.0.0.1", listener.ports[-1])) as stranger:
+            stranger.sendall(b"p" * 64)
+            stranger.settimeout(60)
+            assert len(stranger.recv(100)) in (0, 32)
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(100) == b""
+    finally:
+        listener.close()
 
 
 def test_a_node_answers_what_it_cannot_do_with_the_reason():

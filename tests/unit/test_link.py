@@ -1,5 +1,6 @@
 """The connection between two nodes' ranks: everything arrives, in order, whole; who is gone is named."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -118,12 +119,12 @@ class Two:
         return found
 
 
-def lay():
+def lay(secrets=(b"secret", b"secret")):
     said, barrier, found = ["", ""], threading.Barrier(2), [None, None]
 
     def of(rank):
         options = {"listens": rank == 1, "leader_host": "127.0.0.1", "deadline_seconds": 60.0}
-        found[rank] = lay_link(Two(rank, said, barrier), 1 - rank, **options)
+        found[rank] = lay_link(Two(rank, said, barrier), 1 - rank, secret=secrets[rank], **options)
 
     assert together(lambda: of(0), lambda: of(1)) == [None, None]
     return found
@@ -137,22 +138,56 @@ def test_a_link_is_laid_on_the_way_to_the_leader_and_carries():
     assert one._connection.getpeername()[0] == "127.0.0.1"
 
 
-def test_a_stranger_without_the_token_is_hung_up_on(monkeypatch):
+def test_a_link_needs_no_secret_where_no_agent_gave_one():
+    one, other = lay(secrets=(b"", b""))
+    assert one is not None
+    assert other is not None
+
+
+def test_no_link_between_ranks_that_have_different_secrets(monkeypatch):
+    monkeypatch.setattr(link, "LAY_SECONDS", 1.0)
+    assert lay(secrets=(b"secret", b"other")) == [None, None]
+
+
+def test_strangers_who_know_all_that_was_said_in_the_group_neither_get_in_nor_keep_the_peer_waiting(
+    monkeypatch,
+):
     before = socket.create_connection
     strangers = []
 
-    def after_a_stranger(address, *args, **kwargs):
-        stranger = before(address, *args, **kwargs)
-        stranger.sendall(b"?" * link._TOKEN_BYTES)
-        strangers.append(stranger)
+    def after_strangers(address, *args, **kwargs):
+        for number in range(100):  # more than the listener keeps at once
+            stranger = before(address, *args, **kwargs)
+            if number % 2:
+                stranger.sendall(b"?" * (number % 80))
+            strangers.append(stranger)
         return before(address, *args, **kwargs)
 
-    monkeypatch.setattr(socket, "create_connection", after_a_stranger)
+    monkeypatch.setattr(socket, "create_connection", after_strangers)
     one, other = lay()
     assert one is not None
     assert other is not None
-    with strangers[0] as stranger:
-        assert stranger.recv(1) == b"", "the listener hung up"
+    for stranger in strangers:
+        with stranger:
+            stranger.settimeout(60)
+            got = b""
+            with contextlib.suppress(ConnectionError):
+                while more := stranger.recv(100):
+                    got += more
+            assert len(got) in (0, 32), "a nonce at most"
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[" * 5000, "{}", "[1, 2]", '["127.0.0.1", 1.5, "x"]', '["127.0.0.1", 99999, "x"]']
+)
+def test_a_peer_that_tells_no_address_makes_no_link(monkeypatch, said):
+    told = Two.gather
+
+    def gather(self, value, what):
+        return [said if text.startswith("[") else text for text in told(self, value, what)]
+
+    monkeypatch.setattr(Two, "gather", gather)
+    assert lay() == [None, None]
 
 
 def test_no_link_on_either_side_where_one_cannot_listen(monkeypatch):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from dure.image.runner import Place, pyxis_options
 from dure.slurm.quoting import file_pattern, sbatch_word, shell_word, variable
 from dure.slurm.request import Request, _check_option, _seconds
 from dure.slurm.script import script
+from dure.team_key import read_key_file
 
 GOLDEN = Path(__file__).with_name("slurm_scripts")
 PLAIN = Request(
@@ -105,7 +107,12 @@ def test_shellcheck_has_nothing_to_say(name):
 
 
 STAND_IN = {
-    "srun": 'printf "%s\\0" "$@" >"$DUMP"\nexit "${SRUN_CODE:-0}"',
+    "srun": """
+printf "%s\\0" "$@" >"$DUMP"
+env -0 >"$DUMP.env"
+for last; do :; done
+cp --preserve=mode -- "$last" "$DUMP.key"
+exit "${SRUN_CODE:-0}\"""",
     "scontrol": """
 case "$*" in
   "show hostnames"*) printf "node0\\nnode1\\n" ;;
@@ -178,9 +185,28 @@ def test_whatever_is_in_a_word_reaches_the_agent_as_it_is(tmp_path, stand_ins, j
         *("sh", "-c", 'exec "$@" --node-rank "$SLURM_NODEID"', "agent"),
         *("python", "train", f"/{job}", f"--set={setting}"),
         *("--nodes", "2", "--leader", "10.0.1.10:20017", "--run-dir", run),
+        *("--team-key", f"{run}/team.key"),
     ]
     assert Path(run).is_dir()
+    assert not list(Path(run).iterdir()), "the key is gone with the job"
     assert not [path for path in tmp_path.rglob("pwned") if path.is_file()]
+
+
+def test_the_teams_key_is_a_file_of_this_user_alone_and_in_no_argument_or_variable(tmp_path, stand_ins):
+    keys = []
+    for _ in range(2):
+        arguments, ran = run_in_bash(script(replace(PLAIN, runs=tmp_path / "runs")), stand_ins, tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        assert arguments[-2] == "--team-key"
+        kept = tmp_path / "dump.key"
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        read_key_file(kept)
+        keys.append(kept.read_text())
+        variables = (tmp_path / "dump.env").read_text()
+        for shown in (*arguments, variables, ran.stdout.decode(), ran.stderr.decode()):
+            assert keys[-1].split("\n")[0].strip() not in shown
+        kept.unlink()
+    assert keys[0] != keys[1], "another for each attempt"
 
 
 @given(nasty, st.sampled_from(["account", "partition", "option"]))

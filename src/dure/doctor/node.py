@@ -88,7 +88,7 @@ class NodePart:
         if self._outside is not None:
             findings.append(bad("image", node, "image.closed", reason=self._outside))
         if self._address is not None:
-            self._listener = Listener(self._address, self._plan.port)
+            self._listener = Listener(self._address, self._plan.port, token)
             if self._listener.taken:
                 findings.append(bad("network", node, "network.taken", port=self._plan.port))
         return {
@@ -115,7 +115,7 @@ class NodePart:
     def call(self, address: str, ports: list[int]) -> list[dict[str, Any]]:
         """Connect to another node, and measure."""
         assert self._address is not None
-        return list(call(self._address, address, ports))
+        return list(call(self._address, address, ports, self._token))
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -137,7 +137,7 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
         findings.append(storage.takes(plan, node, token))
         findings += storage.space(plan, node)
     findings.append(machine.shared_memory(plan, node))
-    findings.append(machine.open_files(node))
+    findings.append(machine.open_files(plan, node))
     if plan.ranks:
         findings.append(machine.cores(plan, node))
     address = None

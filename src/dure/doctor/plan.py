@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from dure.job import LoadedJob
+from dure.open_files import needed
 from dure.storage.layout import Layout
 
 PORT = 29400
 """Where the leader listens unless it is told otherwise."""
 _MIB = 1 << 20
+_FILES_WITHOUT_JOB = 1024
 _STATES = 4
 """A checkpoint holds weights and optimizer state, up to so many times the weights."""
 
@@ -49,6 +51,8 @@ class Plan:
     """Space that must be free in `writable`."""
     shm_bytes: int = 0
     """Space that must be free in /dev/shm."""
+    open_files: int = 0
+    """How many files and connections a process may have open."""
 
     @property
     def several(self) -> bool:
@@ -70,7 +74,13 @@ class Plan:
 
 def plan_without_job(hosts: Sequence[str], interface: str | None = None, port: int = PORT) -> Plan:
     """What every job asks of its nodes."""
-    return Plan(hosts=tuple(hosts), interface=interface, port=port, shm_bytes=_least_shared_memory(1))
+    return Plan(
+        hosts=tuple(hosts),
+        interface=interface,
+        port=port,
+        shm_bytes=_least_shared_memory(1),
+        open_files=_FILES_WITHOUT_JOB,
+    )
 
 
 def plan_of(
@@ -90,6 +100,7 @@ def plan_of(
     """
     job = loaded.job
     shared = shared or len(hosts) > 1
+    nodes = max(len(hosts), job.cluster.nodes) if len(hosts) > 1 else 1
     folder = None if "://" in loaded.storage else os.path.normpath(loaded.storage)
     # On one machine nobody else's data is at stake; on several the documents' picture is enforced.
     enforced = len(hosts) > 1 or job.cluster.image is not None
@@ -113,6 +124,7 @@ def plan_of(
         files=_same_files(loaded, job_file),
         free_bytes=max((32 if quick else 1024) * _MIB, weights * _STATES * (job.checkpoint.keep + 1)),
         shm_bytes=max(0 if quick else _least_shared_memory(job.team.ranks), weights * job.team.ranks),
+        open_files=needed(job.team.ranks * nodes, job.team.ranks, nodes),
     )
 
 

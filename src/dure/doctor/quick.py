@@ -17,7 +17,7 @@ from dure.errors import PreflightFailed
 from dure.job import LoadedJob
 from dure.language import Language
 
-_CERTAIN = {"storage", "read_write", "space", "shm", "interface"}
+_CERTAIN = {"storage", "read_write", "space", "shm", "files", "interface"}
 """What stops a run for certain; all else is worth saying, and no reason to refuse."""
 
 

@@ -26,6 +26,7 @@ TELL_SECONDS = 5.0
 """How long a rank waits before it leaves word."""
 LOOK_SECONDS = 0.5
 _KEY = "calls/{rank}"
+_LONGEST = 200
 _ALL_ALIKE = (
     "all ranks must make the same calls, in the same order: is one of them behind `if team.is_leader`, or does a loop "
     "end earlier on one rank?"
@@ -44,6 +45,17 @@ class Word:
     def as_text(self) -> str:
         """For the store."""
         return json.dumps([self.call, self.number, self.left])
+
+    @classmethod
+    def from_text(cls, text: str) -> Word | None:
+        """The inverse; None for what no rank has left there: anybody who reaches the store can write to it."""
+        try:
+            call, number, left = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        if not (isinstance(call, str) and type(number) is int and isinstance(left, bool)):
+            return None
+        return cls(call[:_LONGEST], number, left)
 
 
 def verdict(words: dict[int, Word], ranks: int) -> str:
@@ -120,9 +132,9 @@ class CallBoard:
             for rank in range(self._ranks):
                 key = _KEY.format(rank=rank)
                 if self._store.check([key]):
-                    text = self._store.get(key).decode()
-                    if text:
-                        found[rank] = Word(*json.loads(text))
+                    word = Word.from_text(self._store.get(key).decode(errors="replace"))
+                    if word is not None:
+                        found[rank] = word
         return found
 
     def _watch(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -24,6 +25,7 @@ JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
 _AGENTS = ("dure", "torchrun")
 """Launchers whose agent holds the store in which ranks meet."""
+_LONGEST_TEXT = 1 << 28
 _teams = itertools.count(1)
 """Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
 
@@ -60,6 +62,7 @@ def _store(world: World) -> Store:
         store: Store = next(rendezvous("env://", timeout=deadline))[0]
         return store
     try:
+        listener = _listener(world) if world.is_leader else None
         return TCPStore(
             world.leader_host,
             world.leader_port,
@@ -67,9 +70,28 @@ def _store(world: World) -> Store:
             is_master=world.is_leader,
             timeout=deadline,
             wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
         )
-    except dist.DistNetworkError as error:
+    except (dist.DistNetworkError, OSError) as error:
         raise _cannot_meet(world, error) from None
+
+
+def _listener(world: World) -> socket.socket | None:
+    """A port at the one address where the others look for rank 0: torch itself would listen at all of this host's.
+
+    None where this host knows itself by another address than the others do: a name that is 127.0.1.1 here, a forwarded
+    port. Then torch chooses.
+    """
+    family, *_, address = socket.getaddrinfo(world.leader_host, world.leader_port, type=socket.SOCK_STREAM)[0]
+    own = str(address[0])
+    if own.startswith("127.") and world.leader_host not in (own, "localhost"):
+        return None
+    try:
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
 
 
 def _wait_for_all(world: World, store: Store) -> None:
@@ -90,7 +112,7 @@ def _wait_for_all(world: World, store: Store) -> None:
 
 def _cannot_meet(world: World, error: Exception) -> UsageError | PeerLost:
     where = f"{world.leader_host}:{world.leader_port}"
-    if "EADDRINUSE" in str(error):
+    if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
         return UsageError(
             f"port {world.leader_port} on {world.leader_host} is in use; choose another, for all ranks"
         )
@@ -149,13 +171,39 @@ class Group:
                 dist.broadcast(tensor, group=self.group, group_src=rank)
 
     def gather(self, value: str, what: str) -> list[str]:
-        """Everyone's text, in rank order."""
+        """Everyone's text, in rank order.
+
+        As bytes, and not by torch's `all_gather_object`: that unpickles what comes, and with it would run whatever a
+        process that made itself a peer has sent.
+        """
         if self.size == 1:
             return [value]
-        found: list[str] = [""] * self.size
+        own = value.encode(errors="surrogatepass")
+        on = _device_of(self.group)
         with self._waiting(), naming_the_wait(self.rank, what):
-            dist.all_gather_object(found, value, group=self.group)
-        return found
+            sizes = torch.zeros(self.size, 1, dtype=torch.int64, device=on)
+            size = torch.tensor([len(own)], dtype=torch.int64, device=on)
+            dist.all_gather(list(sizes.unbind()), size, group=self.group)
+            lengths = sizes.flatten().tolist()
+            self._refuse_impossible(lengths, what)
+            longest = max(*lengths, 1)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else 0
+            everyones = torch.empty(self.size, longest, dtype=torch.uint8, device=on)
+            dist.all_gather(list(everyones.unbind()), padded.to(on), group=self.group)
+        texts = zip(everyones.cpu().numpy(), lengths, strict=True)
+        try:
+            return [text[:length].tobytes().decode(errors="surrogatepass") for text, length in texts]
+        except UnicodeDecodeError as error:
+            raise PeerLost(f"rank {self.rank} got what is no text in {what}: {error}") from None
+
+    def _refuse_impossible(self, lengths: list[int], what: str) -> None:
+        """Before memory is made for it."""
+        if min(lengths) < 0 or max(lengths) > _LONGEST_TEXT:
+            raise PeerLost(
+                f"rank {self.rank} was told of texts of {min(lengths)} to {max(lengths)} bytes in {what}, and at most "
+                f"{_LONGEST_TEXT} can be"
+            )
 
     def twin(self, deadline_seconds: float) -> Group:
         """The whole world again, for another thread; a collective call of all its ranks."""
@@ -163,6 +211,13 @@ class Group:
             return Group(None, 0, 1)
         timeout = timedelta(seconds=deadline_seconds)
         return Group(dist.new_group(backend="gloo", timeout=timeout), self.rank, self.size)
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a group's backend wants its tensors."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def node_group(everyone: Group, node: int, local_rank: int, device: torch.device) -> Group:

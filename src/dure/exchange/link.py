@@ -6,17 +6,20 @@ more than the wire. Here the caller itself sends what it has, takes what has com
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
 import select
+import selectors
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from dure.errors import PeerLost
 from dure.exchange.group import Group
+from dure.exchange.handshake import PENDING, Acceptor, NotAuthenticated, prove
 
 LAY_SECONDS = 10.0
 """For connecting; a node that cannot be reached this way is reached by the backend instead."""
@@ -112,30 +115,41 @@ class Link:
 
 
 def lay_link(
-    everyone: Group, peer: int, *, listens: bool, leader_host: str, deadline_seconds: float
+    everyone: Group,
+    peer: int,
+    *,
+    listens: bool,
+    leader_host: str,
+    deadline_seconds: float,
+    secret: bytes = b"",
 ) -> Link | None:
     """Connect every rank with its peer, `listens` being true for one of the two; a collective call.
 
     None, on all ranks, where one pair cannot connect. A listener is open on the address that the leader is
-    reached from, for one connection, which must show the token that its peer was told.
+    reached from, for one connection. Both sides prove to each other that they are this pair of ranks: that they have
+    the `secret` that their agents gave them, and what the two told each other just now over the group.
     """
-    listener, told, trouble = None, ["", 0, ""], ""
-    token = secrets.token_bytes(_TOKEN_BYTES)
+    listener, told, trouble = None, _Told("", 0, secrets.token_hex(_TOKEN_BYTES)), ""
     if listens:
         try:
-            listener = socket.create_server((_address_towards(leader_host), 0), backlog=1)
-            told = [*listener.getsockname()[:2], token.hex()]
+            listener = socket.create_server((_address_towards(leader_host), 0), backlog=PENDING)
+            host, port = listener.getsockname()[:2]
+            told = _Told(host, port, told.token)
         except OSError as error:
             trouble = str(error)
-    everyones = everyone.gather(json.dumps(told), "laying links between nodes")
+    everyones = everyone.gather(json.dumps(astuple(told)), "laying links between nodes")
     connection = None
     if not trouble:
         try:
+            theirs = _Told.from_text(everyones[peer])
+            ranks = sorted((everyone.rank, peer))
+            tokens = [told.token if rank == everyone.rank else theirs.token for rank in ranks]
+            key = hmac.digest(secret, "\0".join(("dure link key 1", *tokens)).encode(), "sha256")
             if listener is not None:
-                connection = _accepted(listener, token)
+                connection = _accepted(listener, key, _purpose(ranks, told))
             else:
-                connection = _connected(*json.loads(everyones[peer]))
-        except OSError as error:
+                connection = _connected(theirs, key, _purpose(ranks, theirs))
+        except (OSError, NotAuthenticated) as error:
             trouble = str(error) or type(error).__name__
     if listener is not None:
         listener.close()
@@ -146,6 +160,34 @@ def lay_link(
     return Link(connection, everyone.rank, peer, deadline_seconds) if connection is not None else None
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What a rank tells its peer over the group."""
+
+    host: str
+    """Where it listens; "" when it does not, or cannot."""
+    port: int
+    token: str
+    """Fresh, for the key of this connection alone."""
+
+    @classmethod
+    def from_text(cls, text: str) -> _Told:
+        """The inverse of JSON; raises OSError for what no rank tells."""
+        try:
+            host, port, token = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            raise OSError("the peer told no address") from None
+        if not (
+            isinstance(host, str) and type(port) is int and isinstance(token, str) and 0 <= port < 1 << 16
+        ):
+            raise OSError("the peer told no address")
+        return cls(host, port, token)
+
+
+def _purpose(ranks: Sequence[int], listener: _Told) -> str:
+    return f"link of ranks {ranks} at {listener.host}:{listener.port}"
+
+
 def _address_towards(host: str) -> str:
     """This node's own address on the way to another."""
     family, *_, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
@@ -154,31 +196,32 @@ def _address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _accepted(listener: socket.socket, token: bytes) -> socket.socket:
-    """The connection that shows the token; others are hung up on."""
-    until = time.monotonic() + LAY_SECONDS
-    while True:
-        listener.settimeout(max(until - time.monotonic(), 0.001))
-        connection = listener.accept()[0]
-        with suppress(OSError):
-            connection.settimeout(max(until - time.monotonic(), 0.001))
-            shown = b""
-            while len(shown) < _TOKEN_BYTES and (more := connection.recv(_TOKEN_BYTES - len(shown))):
-                shown += more
-            if secrets.compare_digest(shown, token):
-                return connection
-        connection.close()
+def _accepted(listener: socket.socket, key: bytes, purpose: str) -> socket.socket:
+    """The connection that proves to be the peer's; strangers are hung up on, and keep nobody waiting."""
+    deadline = time.monotonic() + LAY_SECONDS
+    with selectors.DefaultSelector() as selector:
+        acceptor = Acceptor(listener, selector, key, purpose)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                for ready, _ in selector.select(min(left, 1.0)):
+                    found = acceptor.ready(ready.fileobj)
+                    if found is not None:
+                        return found
+                acceptor.expire()
+        finally:
+            acceptor.close()
+    raise OSError(f"the peer did not connect within {LAY_SECONDS:.0f} s")
 
 
-def _connected(host: str, port: int, token: str) -> socket.socket:
-    if not host:
+def _connected(peer: _Told, key: bytes, purpose: str) -> socket.socket:
+    if not peer.host:
         raise OSError("the peer could not listen")
-    connection = socket.create_connection((host, port), LAY_SECONDS)
+    connection = socket.create_connection((peer.host, peer.port), LAY_SECONDS)
     try:
-        connection.sendall(bytes.fromhex(token))
-    except OSError:
-        with closing(connection):
-            raise
+        prove(connection, key, purpose)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

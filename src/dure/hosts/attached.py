@@ -1,4 +1,4 @@
-"""The agent's side of a supervisor: it is told what to do over its standard input, and that somebody is there.
+"""The agent's side of a supervisor: it is told the team's key and what to do over its standard input.
 
 ssh passes on no signals, and says nothing when the cable is out. A supervisor that is not heard of for
 `lost_seconds` may have started the run elsewhere: whoever was cut off ends at once, so that there are never two.
@@ -6,55 +6,97 @@ ssh passes on no signals, and says nothing when the cable is out. A supervisor t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import threading
 import time
 
+from dure.errors import UsageError
+from dure.launch.lease import Lease, LeaseOver
 from dure.say import say
+from dure.team_key import TeamKey
 
+KEY = "key"
+"""The first word of the first line; the team's key follows."""
 ALIVE, STOP, KILL = "alive", "stop", "kill"
-"""What a supervisor may say: go on; save and end; end at once."""
+"""What a supervisor may say then: go on; save and end; end at once."""
 BEAT_SECONDS = 1.0
 """How often it says that it is there."""
-_SAVE_SECONDS = 60.0
+_END_SECONDS = 5.0
+"""After its lease is over an agent has so long to end its ranks in good order."""
+_LONGEST = 4096
 
 
-def obey_input(lost_seconds: float) -> None:
-    """From now on, do what standard input says."""
-    threading.Thread(target=_obey, args=(lost_seconds,), name="dure-attached", daemon=True).start()
+def obey_input(lost_seconds: float, *, leads: bool) -> tuple[TeamKey, Lease]:
+    """Read the team's key from standard input, and from now on do what is said there; the lease tells the rest."""
+    key = _read_key(lost_seconds)
+    lease = Lease()
+    threading.Thread(
+        target=_obey, args=(lease, lost_seconds, leads), name="dure-attached", daemon=True
+    ).start()
+    return key, lease
 
 
-def _obey(lost_seconds: float) -> None:
+def _read_key(seconds: float) -> TeamKey:
+    """The first line, byte by byte: what follows it is for the thread."""
+    deadline = time.monotonic() + seconds
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([0], [], [], max(0.0, deadline - time.monotonic()))
+        byte = os.read(0, 1) if ready else b""
+        if not byte or len(line) > _LONGEST:
+            raise LeaseOver("the supervisor has not sent the team's key, and is gone")
+        line += byte
+    word, _, text = line.decode(errors="replace").strip().partition(" ")
+    try:
+        if word == KEY:
+            return TeamKey.from_hex(text)
+    except UsageError:
+        pass
+    raise LeaseOver("the supervisor has sent something else than the team's key")
+
+
+def _obey(lease: Lease, lost_seconds: float, leads: bool) -> None:
+    why = ""
     heard_at = time.monotonic()
     rest = b""
-    while True:
-        ready, _, _ = select.select([0], [], [], BEAT_SECONDS / 2)
-        now = time.monotonic()
+    is_open = True
+    while not why:
+        ready, _, _ = select.select([0] if is_open else [], [], [], BEAT_SECONDS / 2)
+        silent = time.monotonic() - heard_at
         if not ready:
-            if now - heard_at > lost_seconds:
-                say(f"the supervisor has not been heard of for {now - heard_at:.0f} s; this node ends")
-                _end_at_once()
-                return
+            why = f"the supervisor has not been heard of for {silent:.0f} s" if silent > lost_seconds else ""
             continue
-        heard_at = now
-        chunk = os.read(0, 4096)
+        try:
+            chunk = os.read(0, _LONGEST)
+        except OSError:
+            chunk = b""
         if not chunk:
-            break
-        *lines, rest = (rest + chunk).split(b"\n")
+            is_open = False
+            _supervisor_is_gone(lost_seconds, leads)
+            continue
+        heard_at = time.monotonic()
+        *lines, rest = (rest + chunk[-_LONGEST:]).split(b"\n")
         words = {line.decode(errors="replace") for line in lines}
         if KILL in words:
-            _end_at_once()
-            return
-        if STOP in words:
+            why = "the supervisor ended it"
+        elif STOP in words:
             os.kill(os.getpid(), signal.SIGTERM)
-    say("the supervisor is gone; this node saves and ends")
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_SAVE_SECONDS)
-    _end_at_once()
+    lease.end(why)
+    time.sleep(_END_SECONDS)  # a thread that ends with the process, if that can still end by itself
+    os._exit(LeaseOver.exit_code)
 
 
-def _end_at_once() -> None:
-    # Not SIGTERM: that asks all nodes to save, by a file on storage that may be reached although the cable is out.
-    os.kill(os.getpid(), signal.SIGHUP)
+def _supervisor_is_gone(lost_seconds: float, leads: bool) -> None:
+    """Its end of the connection is closed: it has ended, or only its connection with this node has.
+
+    Nobody here can tell which. If it has ended, the leader's agent knows it too, and has all nodes save. If it lives,
+    it has given this node up, and this node must not ask the others for anything.
+    """
+    if leads:
+        os.kill(os.getpid(), signal.SIGTERM)
+    with contextlib.suppress(OSError):  # standard error may be gone with it
+        what = "the run saves and ends, if it can" if leads else "this node waits for what the leader says"
+        say(f"the supervisor is gone; within {lost_seconds:.0f} s {what}")

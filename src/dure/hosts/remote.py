@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dure.hosts.attached import ALIVE, BEAT_SECONDS
+from dure.hosts.attached import ALIVE, BEAT_SECONDS, KEY
+from dure.team_key import TeamKey
 
 SSH_FAILED = 255
 """ssh's own exit code: the host was not reached, or the connection was lost."""
@@ -58,11 +59,15 @@ class Remote:
         self,
         host: Host,
         argv: Sequence[str],
+        key: TeamKey,
         *,
         prefix: str,
         out: Callable[[str], None] | None = None,
     ) -> None:
-        """`out` takes what it prints on standard output, without a prefix; else that is passed on too."""
+        """`out` takes what it prints on standard output, without a prefix; else that is passed on too.
+
+        The key goes over standard input: arguments and variables can be seen by others.
+        """
         self.host = host
         self.started_at = time.monotonic()
         self._process = subprocess.Popen(
@@ -74,6 +79,7 @@ class Remote:
         )
         self._prefix = prefix
         self._out = out
+        self.tell(f"{KEY} {key.hex()}")
         self._reader = threading.Thread(target=self._read, name=f"dure-{host.name}", daemon=True)
         self._reader.start()
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from dure.errors import DureError, Resumable, UsageError
 from dure.hosts.attached import KILL, STOP
 from dure.hosts.remote import SSH_FAILED, Host, Remote, answers
+from dure.launch.lease import LeaseOver
 from dure.launch.nodes.address import interfaces
 from dure.launch.stop import StopSignals
 from dure.say import say
+from dure.team_key import TeamKey
 
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 8.0
@@ -23,6 +25,8 @@ _COME_BACK_SECONDS = 5.0
 _LONG_SECONDS = 60.0
 """A run that lasted so long made progress: it may be started again as often as at first."""
 _FIRST_PORT, _PORTS = 20000, 10000
+_CUT_OFF = (SSH_FAILED, LeaseOver.exit_code)
+"""How an agent ends whose host was lost, or that had lost us: neither is the run's failure."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Supervisor:
     wanted: Wanted
     agents: dict[str, Remote] = field(default_factory=dict)
     attempt: int = 0
+    _key: TeamKey = field(default_factory=TeamKey.random)
+    """Another in each attempt: who is left of an earlier one does not come into it."""
     _stop: StopSignals = field(init=False)
     _asked_to_stop: bool = False
 
@@ -95,6 +101,7 @@ class Supervisor:
         if len(here) < self.wanted.fewest or leader not in here:
             return f"{', '.join(trouble)} cannot be reached", leader not in here
         self.attempt += 1
+        self._key = TeamKey.random()
         for host in here:
             self._start(host, order)
         retry_at = time.monotonic() + _COME_BACK_SECONDS
@@ -116,26 +123,37 @@ class Supervisor:
                 retry_at = time.monotonic() + _COME_BACK_SECONDS
 
     def _after_leader(self, leader: Host, code: int) -> tuple[str, bool]:
+        cut_off = code in _CUT_OFF or code < 0
+        if cut_off:
+            self._end_all()  # without their leader, the others have nothing to save
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         codes = {name: agent.wait(deadline, self._stop.check) for name, agent in self.agents.items()}
         self._end_all()
         if code == 0:
             return "", False
-        if self._asked_to_stop and code == Resumable.exit_code:
-            raise Resumable("stopped and saved; the same command goes on from there")
-        if code == SSH_FAILED:
-            # It may live, only cut off, and train on alone: until it notices that it has no supervisor.
-            time.sleep(self.wanted.lost_seconds)
+        if self._asked_to_stop and (cut_off or code == Resumable.exit_code):
+            saved = "stopped, and the leader is lost" if cut_off else "stopped and saved"
+            raise Resumable(f"{saved}; the same command with --run-dir {self.wanted.run} goes on")
+        if cut_off:
+            if code == SSH_FAILED:
+                # It may live, only cut off, and train on alone: until it notices that it has no supervisor.
+                self._wait(self.wanted.lost_seconds)
             return f"the leader, {leader.name}, is lost", True
         if code == Resumable.exit_code:
             lost = [name for name, ended in codes.items() if ended not in (0, Resumable.exit_code)]
             return f"{', '.join(lost) or 'a node'} is lost", False
         raise _Ended(f"the run ended on {leader.name} with exit code {code}; see above for the cause", code)
 
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._stop.check()
+            time.sleep(_LOOK_SECONDS)
+
     def _forget(self, host: Host, agent: Remote, given_up: set[str]) -> None:
         code = agent.wait(time.monotonic() + 1.0)
         del self.agents[host.name]
-        if code not in (0, SSH_FAILED, Resumable.exit_code, None) and code is not None and 0 < code < 128:
+        if code not in (0, Resumable.exit_code, *_CUT_OFF, None) and code is not None and 0 < code < 128:
             given_up.add(host.name)  # it said why, and would say it again
             say(f"the agent on {host.name} ended with exit code {code}, and is not started again")
         elif code != 0:
@@ -162,7 +180,7 @@ class Supervisor:
         first = self.wanted.first_time if self.attempt == 1 else ()
         out = print if host is leader else None
         self.agents[host.name] = Remote(
-            host, [*self.wanted.agent, *node, *first], prefix=f"[{host.name}] ", out=out
+            host, [*self.wanted.agent, *node, *first], self._key, prefix=f"[{host.name}] ", out=out
         )
 
     def _order(self, leader: Host) -> list[Host]:

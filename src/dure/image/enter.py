@@ -12,7 +12,7 @@ from dure.errors import JobError
 from dure.image.choice import choose_runner
 from dure.image.contents import PYTHON
 from dure.image.environment import IN_IMAGE, passed
-from dure.image.mounts import innermost, make_written_folders, mounts_of
+from dure.image.mounts import innermost, make_written_folders, mounts_of, with_files
 from dure.image.runner import Place, apptainer_command, enroot_command, own_command
 from dure.job import LoadedJob
 
@@ -48,15 +48,16 @@ def place_of(
     job_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     of_any_run: bool = False,
+    extra: Sequence[Path] = (),
 ) -> Place:
     """The job's image with its mounts and its environment, checked; nothing is touched.
 
-    With `of_any_run`, `run_folder` is the folder that runs are made in.
+    With `of_any_run`, `run_folder` is the folder that runs are made in. `extra` are files that must be there too.
     """
     image = image_of(loaded)
     if image is None:
         raise JobError("the job has no image; set cluster.image, or run it without one")
-    mounts = mounts_of(loaded, run_folder, job_file, of_any_run=of_any_run)
+    mounts = with_files(mounts_of(loaded, run_folder, job_file, of_any_run=of_any_run), extra)
     here = os.getcwd()
     workdir = here if innermost(here, mounts) is not None else str(run_folder)
     return Place(str(image), mounts, passed(environ, digest), workdir)
@@ -70,18 +71,26 @@ def command_inside(
     job_file: Path | None = None,
     environ: Mapping[str, str] = os.environ,
     of_any_run: bool = False,
+    extra: Sequence[Path] = (),
 ) -> list[str]:
     """The command line that runs `dure ARGUMENTS…` in the job's image on this node.
 
     Everything that can be refused is refused here, before anything starts; then the folders that the run writes to are
     made. `arguments` should hold absolute paths. With `of_any_run`, `run_folder` is the folder that runs are made in.
+    `extra` are files that must be there too.
     """
     image = image_of(loaded)
     if image is None:
         raise JobError("the job has no image; set cluster.image, or run it without one")
     chosen = choose_runner(loaded, image)
     place = place_of(
-        loaded, run_folder, digest=chosen.digest, job_file=job_file, environ=environ, of_any_run=of_any_run
+        loaded,
+        run_folder,
+        digest=chosen.digest,
+        job_file=job_file,
+        environ=environ,
+        of_any_run=of_any_run,
+        extra=extra,
     )
     command = [PYTHON, "-m", "dure", *arguments]
     if chosen.runner == "enroot":
@@ -102,9 +111,12 @@ def enter(
     *,
     job_file: Path | None = None,
     of_any_run: bool = False,
+    extra: Sequence[Path] = (),
 ) -> NoReturn:
     """Become `dure ARGUMENTS…` in the job's image: this process is replaced."""
-    line = command_inside(loaded, run_folder, arguments, job_file=job_file, of_any_run=of_any_run)
+    line = command_inside(
+        loaded, run_folder, arguments, job_file=job_file, of_any_run=of_any_run, extra=extra
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp(line[0], line)

@@ -67,6 +67,14 @@ def mounts_of(
     return checked
 
 
+def with_files(mounts: Sequence[Mounted], files: Iterable[Path]) -> tuple[Mounted, ...]:
+    """The mounts, and each of these files at its own path, read-only, where no mount has it there already."""
+    paths = [_plain(str(file)) for file in files]
+    covering = [(path, innermost(path, mounts)) for path in paths]
+    missing = [path for path, mount in covering if mount is None or mount.source_of(path) != path]
+    return in_order([*mounts, *(Mounted(path, path) for path in missing)])
+
+
 def make_written_folders(
     loaded: LoadedJob, run_folder: Path, mounts: Iterable[Mounted], *, of_any_run: bool = False
 ) -> None:

@@ -112,7 +112,7 @@ class TeamAgent(SimpleElasticAgent):
                 world_size=team.ranks,
                 role_world_size=team.ranks,
             )
-            for local_rank in range(team.sizes[team.place])
+            for local_rank in range(team.local_ranks)
         ]
 
     def _exit_barrier(self) -> None:
@@ -120,7 +120,7 @@ class TeamAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         restarts = self._team.restarts
-        self._ranks.renumber(self._team.first_rank, self._team.sizes[self._team.place])
+        self._ranks.renumber(self._team.first_rank, self._team.local_ranks)
         starts = []
         for worker in worker_group.workers:
             env = _rank_environment(worker_group, worker)

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from types import TracebackType
 
 from dure.errors import UsageError
@@ -19,13 +20,16 @@ from dure.say import say
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems answer that know no locks."""
+_LOOK_SECONDS = 0.2
 
 
 class Claim:
     """Within `with`, the run folder is this launcher's; UsageError when it is another's. The folder must be there."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, wait_seconds: float = 0.0) -> None:
+        """`wait_seconds`: how long another launch, one that is about to end, may take to let go of it."""
         self._folder = folder
+        self._wait_seconds = wait_seconds
         self._descriptor = -1
 
     def __enter__(self) -> Claim:
@@ -36,7 +40,7 @@ class Claim:
         except OSError as error:
             raise UsageError(f"cannot claim the run folder {self._folder.path}: {error.strerror}") from None
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 holder = self._holder()
@@ -56,6 +60,17 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._descriptor)
+
+    def _lock(self) -> None:
+        deadline = time.monotonic() + self._wait_seconds
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if error.errno in _NO_LOCKS or time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOOK_SECONDS)
 
     def _sign(self) -> None:
         words = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
@@ -52,8 +53,18 @@ class Alone:
         self._answer = None
         self._store, port = open_store(self._address, self._listener)
         self._listener = None
-        host = socket.gethostname()
-        return Team(0, 0, [self._patience.ranks], [host], [self._address], port, self._patience.restarts)
+        ranks = self._patience.ranks
+        return Team(
+            number=0,
+            node=0,
+            nodes=1,
+            first_rank=0,
+            local_ranks=ranks,
+            ranks=ranks,
+            leader=self._address,
+            store_port=port,
+            restarts=self._patience.restarts,
+        )
 
     def look(self, step: int) -> Again | End | None:
         """What came of the last failure, or of the end."""
@@ -91,9 +102,9 @@ class UnderLeader:
         """Wait for the leader's word."""
         team = self._member.next_team(self._check)
         if team.store_port == 0:
-            self._store, port = open_store(team.addresses[0], None)
+            self._store, port = open_store(team.leader, None)
             self._member.store_is_up(team.number, port)
-            team = Team(**{**vars(team), "store_port": port})
+            team = replace(team, store_port=port)
         self._team = team.number
         self._on_team(team)
         return team
@@ -162,9 +173,9 @@ class Rendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """The next team."""
         self.team = team = self._oversight.form()
-        meeting = RendezvousStoreInfo(team.addresses[0], team.store_port)
+        meeting = RendezvousStoreInfo(team.leader, team.store_port)
         # The agents have no use for the store: all that they must know of each other is in the team.
-        return RendezvousInfo(HashStore(), team.place, len(team.sizes), meeting)
+        return RendezvousInfo(HashStore(), team.node, team.nodes, meeting)
 
     def is_closed(self) -> bool:
         """Nobody can close it."""

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from dure.errors import StoppedAtOnce
+from dure.launch.lease import Lease
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GENTLE = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -25,9 +26,13 @@ class StopSignals:
     note of its pid; a second Ctrl-C could strike the clearing up after the first.
     """
 
-    def __init__(self, ask_ranks: Callable[[str], None] | None = None) -> None:
-        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal."""
+    def __init__(self, ask_ranks: Callable[[str], None] | None = None, lease: Lease | None = None) -> None:
+        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal.
+
+        The end of the `lease` is looked for at the same times, and comes before any signal.
+        """
         self._ask_ranks = ask_ranks
+        self._lease = lease
         self._asked = False
         self._received: list[signal.Signals] = []
         self._at_once = False
@@ -54,7 +59,12 @@ class StopSignals:
             self.check(gently=False)
 
     def check(self, *, gently: bool = True) -> None:
-        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, only for a second one."""
+        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, only for a second one.
+
+        Raises LeaseOver when the lease has ended.
+        """
+        if self._lease is not None:
+            self._lease.check()
         if not self._received:
             return
         first = self._received[0]

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dure import open_files
 from dure.errors import RankFailed, UsageError
 from dure.launch import lineage
 from dure.launch.keep import Keep
@@ -133,10 +134,13 @@ def launch(
         raise UsageError(f"{ranks} ranks cannot be started; use 1 or more.")
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
+    nodes = joined.nodes if joined is not None else 1
+    open_files.allow(open_files.needed(ranks * nodes, ranks, nodes))
     folder.create()
     if joined is None:
         forget_last_run(folder, ranks)
-    with StopSignals(ask_to_stop) as stop, listen(port) as listener, Keep() as keep:
+    lease = joined.lease if joined is not None else None
+    with StopSignals(ask_to_stop, lease) as stop, listen(port) as listener, Keep() as keep:
         elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
         env = {
             **elastic,

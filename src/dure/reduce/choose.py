@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -39,6 +39,8 @@ class Place:
     shards: int
     deadline_seconds: float
     leader_host: str
+    link_secret: bytes = field(default=b"", repr=False)
+    """What ranks of different nodes prove to each other; empty when no agent of ours started them."""
 
 
 class Ways:
@@ -100,6 +102,7 @@ class Ways:
             listens=not first,  # the leader is on the first node, and each other one knows its way there
             leader_host=place.leader_host,
             deadline_seconds=place.deadline_seconds,
+            secret=place.link_secret,
         )
         if link is None and place.rank == 0:
             say("no TCP connection of our own between the nodes; gradients go over Gloo, same bits")

@@ -34,7 +34,7 @@ def script(request: Request) -> str:
             first_port=FIRST_PORT,
             ports=PORTS,
         ),
-        *([_BUDGET, _SIGNALS] if request.resumable else []),
+        *([_BUDGET, _KEY, _SIGNALS] if request.resumable else [_KEY]),
         _LEADER,
         *([f"{step} &{_AWAIT}", _END] if request.resumable else [step]),
     ]
@@ -110,7 +110,7 @@ def _agent(request: Request) -> list[list[str]]:
     return [
         list(request.train),
         ["--nodes", fewest + variable("nodes"), "--leader", f"{variable('leader')}:{variable('port')}"],
-        ["--run-dir", variable("run")],
+        ["--run-dir", variable("run"), "--team-key", f"{variable('run')}/team.key"],
     ]
 
 
@@ -163,7 +163,6 @@ if ((attempt > requeues)); then
   say "queued again $attempt times, and slurm.requeues is $requeues: stopped. All that was saved is in $run"
   exit 75
 fi
-mkdir -p -- "$run"
 rm -f -- "$run/stop" # left by an attempt that was killed before it could save
 """
 
@@ -223,6 +222,18 @@ if [[ ! $leader =~ ^[0-9]+(\\.[0-9]+){3}$ ]]; then
   leader=${addresses%% *}
 fi
 say "job $job on ${hosts//$'\\n'/ }, attempt $((attempt + 1)) of at most $((requeues + 1)); leader $leader:$port; $run"
+"""
+
+_KEY = """
+# The agents of this attempt prove to each other that they belong to it, by a secret that only this user can read. It
+# goes to the other nodes over the storage: arguments and variables of a job can be seen by others.
+forget_key() {
+  rm -f -- "$run/team.key"
+}
+trap forget_key EXIT
+forget_key
+mkdir -p -- "$run"
+(umask 077 && od -An -N32 -tx1 /dev/urandom >"$run/team.key")
 """
 
 _WHY_TOGETHER = """\

@@ -15,7 +15,9 @@ import torch
 from dure.errors import DureError, UsageError
 from dure.exchange.calls import CallBoard
 from dure.exchange.group import join_world
+from dure.exchange.link_secret import read_link_secret
 from dure.lockstep import Setting
+from dure.open_files import allow, needed
 from dure.pulse import Pulse
 from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
 from dure.replica import compile_by_shape_alone
@@ -51,6 +53,7 @@ def start(
         raise UsageError(
             f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
+    allow(needed(world.size, world.local_size, world.nodes))
     torch.set_num_threads(threads)
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
@@ -71,6 +74,7 @@ def start(
         shards,
         deadline_seconds,
         world.leader_host,
+        read_link_secret(os.environ),
     )
     calls = CallBoard(store, world.rank, world.size, pulse)
     team = Team(world, setting, threads, pulse, calls, Ways(place, chosen, wire_named(wire), transport))

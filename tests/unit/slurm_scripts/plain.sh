@@ -37,8 +37,17 @@ if ((attempt > requeues)); then
   say "queued again $attempt times, and slurm.requeues is $requeues: stopped. All that was saved is in $run"
   exit 75
 fi
-mkdir -p -- "$run"
 rm -f -- "$run/stop" # left by an attempt that was killed before it could save
+
+# The agents of this attempt prove to each other that they belong to it, by a secret that only this user can read. It
+# goes to the other nodes over the storage: arguments and variables of a job can be seen by others.
+forget_key() {
+  rm -f -- "$run/team.key"
+}
+trap forget_key EXIT
+forget_key
+mkdir -p -- "$run"
+(umask 077 && od -An -N32 -tx1 /dev/urandom >"$run/team.key")
 
 may_queue=yes ended=no
 queue_again() {
@@ -98,7 +107,7 @@ say "job $job on ${hosts//$'\n'/ }, attempt $((attempt + 1)) of at most $((reque
 agent=(
   /opt/dure/bin/python -m dure train /shared/cats.toml
   --nodes "$nodes" --leader "$leader":"$port"
-  --run-dir "$run"
+  --run-dir "$run" --team-key "$run"/team.key
 )
 # --kill-on-bad-exit=0: the first agent that ends, with 75, must not have the others killed while they save.
 # --wait: when one has ended and another has not 120 s later, its node is lost; Slurm would wait for minutes.

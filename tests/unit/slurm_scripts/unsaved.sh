@@ -30,6 +30,16 @@ port=$((20000 + job % 10000))
 
 say() { printf 'dure: %s\n' "$*" >&2; }
 
+# The agents of this attempt prove to each other that they belong to it, by a secret that only this user can read. It
+# goes to the other nodes over the storage: arguments and variables of a job can be seen by others.
+forget_key() {
+  rm -f -- "$run/team.key"
+}
+trap forget_key EXIT
+forget_key
+mkdir -p -- "$run"
+(umask 077 && od -An -N32 -tx1 /dev/urandom >"$run/team.key")
+
 # The leader is the first node: this script runs there, and so will task 0. Its address is found here, because there is
 # no scontrol in a container; and as Slurm has it, because a node's own /etc/hosts may say 127.0.1.1.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -54,7 +64,7 @@ say "job $job on ${hosts//$'\n'/ }, attempt $((attempt + 1)) of at most $((reque
 agent=(
   /opt/dure/bin/python -m dure train /shared/cats.toml
   --nodes "$nodes" --leader "$leader":"$port"
-  --run-dir "$run"
+  --run-dir "$run" --team-key "$run"/team.key
 )
 # --kill-on-bad-exit=0: the first agent that ends, with 75, must not have the others killed while they save.
 # --wait: when one has ended and another has not 120 s later, its node is lost; Slurm would wait for minutes.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 
 from dure.doctor.finding import Finding, bad, good, note
 from dure.doctor.plan import Plan
+from dure.open_files import UNLIMITED, limits
 
 _SHM = "/dev/shm"
-_LEAST_FILES = 1024
 
 
 def shared_memory(plan: Plan, node: str) -> Finding:
@@ -25,12 +24,17 @@ def shared_memory(plan: Plan, node: str) -> Finding:
     return good("shm", node, "shm.free", **values)
 
 
-def open_files(node: str) -> Finding:
-    """Whether a process may have enough files open: connections, shared memory, samples."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
-        return bad("files", node, "files.few", soft=soft, hard=hard, need=_LEAST_FILES)
-    return good("files", node, "files.enough", soft=soft)
+def open_files(plan: Plan, node: str) -> Finding:
+    """Whether a process may have enough files open: connections, shared memory, samples.
+
+    What counts is the hard limit: a run raises the other one by itself.
+    """
+    soft, hard = limits()
+    if hard < plan.open_files:
+        return bad("files", node, "files.few", hard=hard, need=plan.open_files)
+    if soft < plan.open_files:
+        return good("files", node, "files.raised", soft=soft, need=plan.open_files)
+    return good("files", node, "files.enough", soft="∞" if soft == UNLIMITED else soft, need=plan.open_files)
 
 
 def cores(plan: Plan, node: str) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import selectors
 import socket
 import statistics
 import threading
@@ -10,18 +11,26 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from dure.exchange.handshake import Acceptor, NotAuthenticated, prove
+
 CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 20.0
 _SEND_SECONDS = 0.25
+_LOOK_SECONDS = 0.5
 _ROUNDS = 20
 _CHUNK = 1 << 20
 _PING, _FLOOD = b"p", b"f"
 
 
 class Listener:
-    """Answers calls at one address, on the leader's port and on one that the system chose, as Gloo's are."""
+    """Answers calls at one address, on the leader's port and on one that the system chose, as Gloo's are.
 
-    def __init__(self, address: str, port: int) -> None:
+    Only those of nodes that were told the same `token`; strangers are hung up on.
+    """
+
+    def __init__(self, address: str, port: int, token: str) -> None:
+        self._token = token
+        self._closing = threading.Event()
         self.taken = False
         """Whether somebody else listens at the leader's port."""
         self._sockets = []
@@ -34,11 +43,11 @@ class Listener:
 
     def close(self) -> None:
         """Listen no more."""
+        self._closing.set()
         for one in self._sockets:
-            # Wakes the thread that waits in accept, which close alone does not.
+            # Wakes the thread that waits for callers, and closes it.
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-            one.close()
 
     def _listen(self, address: str, port: int) -> socket.socket:
         # Two nodes of a test may be one machine: those that look must not be in each other's way.
@@ -47,13 +56,23 @@ class Listener:
         return listener
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                caller, _ = listener.accept()
-                threading.Thread(target=_answer, args=(caller,), daemon=True).start()
+        purpose = _purpose(*listener.getsockname()[:2])
+        with selectors.DefaultSelector() as selector:
+            acceptor = Acceptor(listener, selector, self._token.encode(), purpose)
+            while not self._closing.is_set():
+                for ready, _ in selector.select(_LOOK_SECONDS):
+                    caller = acceptor.ready(ready.fileobj)
+                    if caller is not None:
+                        threading.Thread(target=_answer, args=(caller,), daemon=True).start()
+                acceptor.expire()
+            acceptor.close()
 
 
-def call(own: str, address: str, ports: list[int]) -> Iterator[dict[str, Any]]:
+def _purpose(address: str, port: int) -> str:
+    return f"doctor's call to {address}:{port}"
+
+
+def call(own: str, address: str, ports: list[int], token: str) -> Iterator[dict[str, Any]]:
     """Connect to each port of another node; measure on the last. Yields one result a port."""
     for port in ports:
         try:
@@ -67,9 +86,13 @@ def call(own: str, address: str, ports: list[int]) -> Iterator[dict[str, Any]]:
             if port != ports[-1]:
                 continue
             try:
+                prove(line, token.encode(), _purpose(address, port))
+                line.settimeout(_ANSWER_SECONDS)
                 yield {"port": port, "seconds": _round_trip(line), "bytes_per_second": _flood(line)}
             except OSError as error:
                 yield {"port": port, "reason": error.strerror or str(error)}
+            except NotAuthenticated as error:
+                yield {"port": port, "reason": f"another program listens there ({error})"}
 
 
 def _round_trip(line: socket.socket) -> float:

@@ -2,6 +2,8 @@
 
 Pure: it is told what happens and when, and answers with messages to nodes. No sockets, no threads, no clock.
 
+It survives any sequence of messages: those that make no sense are ignored, or cost the node that sent them its place.
+
     GATHERING   nodes come and get ready; enough of them, and a team is formed
     FORMING     the leader's node opens the store in which the ranks will meet
     RUNNING     until all nodes are done, one is lost, one comes, or a rank fails
@@ -10,6 +12,7 @@ Pure: it is told what happens and when, and answers with messages to nodes. No s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,6 +39,7 @@ from dure.launch.patience import Patience, Restart
 LEADER = 0
 _BETTER_CAUSE_SECONDS = 4.0
 _LAST_CALL_SECONDS = 5.0
+_MOST_FAULTS = 1000
 
 Letters = list[tuple[int, Message]]
 """(node, message to it)."""
@@ -103,9 +107,9 @@ class Council:
 
     def hello(self, node: Hello, now: float) -> Letters:
         """A node has come. It is refused, or in the team that is formed next."""
-        why = self._why_not(node)
-        if why:
-            return [(node.node, Refused(why))]
+        refused = self._refusal(node)
+        if refused is not None:
+            return [(node.node, refused)]
         self.members[node.node] = _Member(node)
         letters: Letters = [(node.node, Welcome(self.terms.run))]
         if self._phase in (_Phase.FORMING, _Phase.RUNNING):
@@ -129,7 +133,7 @@ class Council:
             )
         if self._phase is _Phase.GATHERING:
             return []
-        return self._restart_after(cause, now)
+        return self._restart_after(cause, now, network=True)
 
     def heard(self, node: int, message: Message, now: float) -> Letters:
         """A node has said something."""
@@ -143,15 +147,14 @@ class Council:
             case Ready():
                 member.ready = True
                 return self._form(now)
-            case StoreUp(team, port) if team == self._team and self._phase is _Phase.FORMING:
-                self._phase = _Phase.RUNNING
-                return [(other, self._order(other, port)) for other in self._in_team if other != LEADER]
-            case Fault() if message.team == self._team:
+            case StoreUp(team, port) if node == LEADER and team == self._team:
+                return self._start_others(port)
+            case Fault(team) if team == self._team:
+                self._faults[_MOST_FAULTS:] = []  # more would explain nothing
                 self._faults.append((message, now))
                 return self._judge(now)
             case Done(team, values) if team == self._team:
-                member.values = values
-                return self._finish_if_all_done()
+                return self._done(node, member, values, now)
         return []
 
     def tick(self, now: float) -> Letters:
@@ -172,21 +175,29 @@ class Council:
             else ""
         )
 
-    def _why_not(self, node: Hello) -> str:
+    def _refusal(self, node: Hello) -> Refused | None:
         if node.version != messages.VERSION:
-            return f"it speaks version {node.version} of the agents' language, the leader {messages.VERSION}"
-        if not 0 <= node.node < self.terms.nodes:
-            return f"--node-rank {node.node} is not one of {self.terms.nodes} nodes; use 0 to {self.terms.nodes - 1}"
-        if node.node in self.members:
-            taken = self.members[node.node]
-            return f"--node-rank {node.node} is taken by {taken.hello.host}; give each node its own"
+            return Refused(
+                f"it speaks version {node.version} of the agents' language, the leader {messages.VERSION}"
+            )
+        if node.node >= self.terms.nodes:
+            return Refused(
+                f"--node-rank {node.node} is not one of {self.terms.nodes} nodes; use 0 to {self.terms.nodes - 1}"
+            )
         if self._phase is _Phase.ENDED:
-            return "the run is over"
+            return Refused("the run is over")
         for name, ours in self.terms.facts.items():
             theirs = node.facts.get(name)
             if theirs != ours:
-                return f"its {name} is {theirs}, the leader's is {ours}; make them the same"
-        return ""
+                return Refused(f"its {name} is {theirs}, the leader's is {ours}; make them the same")
+        if node.node in self.members:
+            taken = self.members[node.node]
+            # Perhaps by itself: a node that was cut off and is started again, before the leader has missed it.
+            return Refused(
+                f"--node-rank {node.node} is taken by {taken.hello.host}; give each node its own",
+                may_pass=True,
+            )
+        return None
 
     def _form(self, now: float) -> Letters:
         """Form a team, if enough nodes are here and all of them are ready."""
@@ -206,19 +217,43 @@ class Council:
         self._faults.clear()
         for member in self.members.values():
             member.ready, member.values = False, None
-        return [(LEADER, self._order(LEADER, 0))]
+        return [(LEADER, self._parts(store_port=0, where=self._where())[0])]
 
-    def _order(self, node: int, store_port: int) -> Team:
-        hellos = [self.members[other].hello for other in self._in_team]
-        return Team(
-            number=self._team,
-            place=self._in_team.index(node),
-            sizes=[hello.ranks for hello in hellos],
-            hosts=[hello.host for hello in hellos],
-            addresses=[hello.address for hello in hellos],
-            store_port=store_port,
-            restarts=self._patience.restarts,
-        )
+    def _start_others(self, store_port: int) -> Letters:
+        """The ranks of the leader's node can be met: all other nodes start theirs."""
+        if self._phase is not _Phase.FORMING:
+            return []
+        self._phase = _Phase.RUNNING
+        return list(zip(self._in_team[1:], self._parts(store_port)[1:], strict=True))
+
+    def _parts(self, store_port: int, where: str = "") -> list[Team]:
+        """Each node's part of the team, in the order of the nodes; the first is the leader's."""
+        sizes = [self.members[node].hello.ranks for node in self._in_team]
+        *firsts, ranks = itertools.accumulate(sizes, initial=0)
+        return [
+            Team(
+                number=self._team,
+                node=at,
+                nodes=len(sizes),
+                first_rank=first,
+                local_ranks=size,
+                ranks=ranks,
+                leader=self.members[LEADER].hello.address,
+                store_port=store_port,
+                restarts=self._patience.restarts,
+                where=where,
+            )
+            for at, (size, first) in enumerate(zip(sizes, firsts, strict=True))
+        ]
+
+    def _where(self) -> str:
+        """The map of ranks and hosts, in one line."""
+        first, places = 0, []
+        for hello in (self.members[node].hello for node in self._in_team):
+            which = f"ranks {first}-{first + hello.ranks - 1}" if hello.ranks > 1 else f"rank {first}"
+            places.append(f"{which} on {hello.host} ({hello.address})")
+            first += hello.ranks
+        return ", ".join(places)
 
     def _judge(self, now: float) -> Letters:
         """Answer failures, once the one that explains the others has had time to come."""
@@ -228,12 +263,15 @@ class Council:
         waited = now - self._faults[0][1]
         if cause.aftermath and waited < _BETTER_CAUSE_SECONDS:
             return []
-        return self._restart_after(cause.error(), now)
+        return self._restart_after(cause.error(), now, network=cause.aftermath)
 
-    def _restart_after(self, failed: RankFailed, now: float) -> Letters:
+    def _restart_after(self, failed: RankFailed, now: float, *, network: bool) -> Letters:
+        """Start again, or end the run. `network`: nodes lost each other, and no rank did anything wrong."""
         try:
             restart = self._patience.after(failed, self._furthest)
         except RankFailed as given_up:
+            if network and self.terms.max_restarts:
+                return self._end_resumable(str(given_up))
             return self._end(
                 End(
                     str(given_up),
@@ -252,7 +290,10 @@ class Council:
         self._faults.clear()
         return [(node, Again(self._team, cause)) for node in self._in_team if node in self.members]
 
-    def _finish_if_all_done(self) -> Letters:
+    def _done(self, node: int, member: _Member, values: list[Any], now: float) -> Letters:
+        if len(values) != member.hello.ranks:
+            return self.lost(node, f"it told {len(values)} values of {member.hello.ranks} ranks", now)
+        member.values = values
         if self._phase is not _Phase.RUNNING:
             return []
         members = [self.members[node] for node in self._in_team]

@@ -6,18 +6,25 @@ import contextlib
 import queue
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dure.errors import UsageError
+from dure.exchange.link_secret import offered
+from dure.launch.lease import Lease
 from dure.launch.nodes.address import choose_interface, resolve
 from dure.launch.nodes.council import LEADER, Council, Terms
 from dure.launch.nodes.leader import Leader, listen_for_nodes
-from dure.launch.nodes.member import Member, reach_leader
+from dure.launch.nodes.member import Member, NodeTaken, reach_leader
 from dure.launch.nodes.messages import Hello
 from dure.launch.patience import Restart
+from dure.team_key import TeamKey
+
+_TAKEN_SECONDS = 10.0
+"""Beyond twice `lost_seconds`: until a node that was cut off has been missed, and has ended."""
+_ASK_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,20 @@ class Joined:
     address: str
     news: queue.SimpleQueue[str | Restart]
     """What the leader has to tell the user; always empty on other nodes."""
+    nodes: int
+    """How many may take part."""
+    lease: Lease
+    secret: Mapping[str, str]
+    """Variables by which ranks find what they prove to those of other nodes."""
 
     @property
     def environment(self) -> dict[str, str]:
         """What makes the ranks' libraries talk over the right interface, by its name, not by a guess."""
-        return {"GLOO_SOCKET_IFNAME": self.interface, "NCCL_SOCKET_IFNAME": self.interface}
+        return {
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "NCCL_SOCKET_IFNAME": self.interface,
+            **self.secret,
+        }
 
     def values(self) -> list[Any]:
         """What all ranks returned, on the leader's node."""
@@ -72,7 +88,12 @@ class Joined:
 
 @contextlib.contextmanager
 def join(
-    nodes: Nodes, choose_run: Callable[[], Path], say: Callable[[str], None], check: Callable[[], None]
+    nodes: Nodes,
+    key: TeamKey,
+    lease: Lease,
+    choose_run: Callable[[], Path],
+    say: Callable[[str], None],
+    check: Callable[[], None],
 ) -> Iterator[Joined]:
     """Come into the run; `choose_run` makes its folder, on the leader's node. `check` is called in waits."""
     address = resolve(nodes.leader)
@@ -93,16 +114,50 @@ def join(
                 nodes.is_job,
             )
             council = Council(terms, time.monotonic(), news.put, news.put)
-            leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds))
-            connection = leader.connect()
-        else:
-            connection = reach_leader(address, nodes.port, nodes.join_seconds, say, check)
-        member = stack.enter_context(Member(connection, hello, nodes.lost_seconds, resumable=nodes.is_job))
-        told = member.welcome(check)
+            leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds, key))
+
+        def connect() -> socket.socket:
+            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)
+
+        member, told = _welcomed(stack, nodes, hello, connect, say, check)
         run = Path(told) if nodes.is_job or nodes.leads else choose_run()
         if not run.is_dir():
             raise UsageError(
                 f"the run's folder, {run}, is not there on {socket.gethostname()}: it must be on storage that all "
                 "nodes see at the same path; give such a --run-dir, or mount the storage"
             )
-        yield Joined(member, leader, run, interface, own_address, news)
+        secret = stack.enter_context(offered(key.derived("data links")))
+        yield Joined(member, leader, run, interface, own_address, news, nodes.count, lease, secret)
+
+
+def _welcomed(
+    stack: contextlib.ExitStack,
+    nodes: Nodes,
+    hello: Hello,
+    connect: Callable[[], socket.socket],
+    say: Callable[[str], None],
+    check: Callable[[], None],
+) -> tuple[Member, str]:
+    """This node's connection with the leader, and where the run is.
+
+    A node that was cut off and is started again finds its number taken, by itself, until the leader has missed it.
+    """
+    seconds = 2 * nodes.lost_seconds + _TAKEN_SECONDS
+    deadline: float | None = None
+    while True:
+        with contextlib.ExitStack() as attempt:
+            member = attempt.enter_context(
+                Member(connect(), hello, nodes.lost_seconds, resumable=nodes.is_job)
+            )
+            try:
+                run = member.welcome(check)
+            except NodeTaken as taken:
+                if deadline is None:
+                    deadline = time.monotonic() + seconds
+                    say(f"{taken}; waits up to {seconds:.0f} s for that node to be missed")
+                elif time.monotonic() > deadline:
+                    raise
+            else:
+                stack.push(attempt.pop_all())
+                return member, run
+        time.sleep(_ASK_AGAIN_SECONDS)

@@ -1,4 +1,9 @@
-"""The leader's ear and mouth: a thread that connects all nodes' agents with the council."""
+"""The leader's connections: a thread that moves messages between all nodes' agents and the council.
+
+Whatever comes over a connection costs at most that connection. Before it is authenticated nothing is said on it
+(`Acceptor`); after that a message that is none, a line without an end, a reader that does not read, or a fault of ours
+in handling it closes it, and its node is lost.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +15,67 @@ import time
 from types import TracebackType
 from typing import Any
 
+from dure.exchange.handshake import PENDING, Acceptor
 from dure.launch.nodes.council import LEADER, Council, Letters
-from dure.launch.nodes.line import Line
-from dure.launch.nodes.messages import Alive, Bye, Hello, Refused
+from dure.launch.nodes.line import Line, close_all
+from dure.launch.nodes.messages import Alive, Bye, Hello, Message, Refused
 from dure.launch.port import listen_at
+from dure.team_key import TeamKey
 
 BEAT_SECONDS = 1.0
 """How often agents tell each other that they are there."""
 _LOOK_SECONDS = 0.05
 _FLUSH_SECONDS = 2.0
 _SAY_SECONDS = 15.0
+_SAY_STRANGERS_SECONDS = 60.0
 _HELLO_SECONDS = 10.0
+
+
+def agents_key(key: TeamKey) -> bytes:
+    """What agents and the leader prove to each other."""
+    return key.derived("agents")
+
+
+def agents_purpose(address: str, port: int) -> str:
+    """Which connection it is: that of an agent to the leader at this address."""
+    return f"agent to leader {address}:{port}"
 
 
 def listen_for_nodes(address: str, port: int) -> socket.socket:
     """The leader's port."""
-    listener = listen_at(
+    return listen_at(
         address, port, "The leader is the node with --node-rank 0: is this its address, and the port free?"
     )
-    listener.setblocking(False)
-    return listener
 
 
 class Leader:
-    """Serves nodes until the run is over. The leader's own agent is one of them, over a local socket."""
+    """Serves nodes until the run is over. The leader's own agent is one of them, and connects like the others."""
 
-    def __init__(self, listener: socket.socket, council: Council, lost_seconds: float) -> None:
-        self._listener = listener
+    def __init__(self, listener: socket.socket, council: Council, lost_seconds: float, key: TeamKey) -> None:
         self._council = council
         self._lost_seconds = lost_seconds
-        self._lines: dict[int, Line] = {}
-        self._strangers: list[tuple[Line, float]] = []
         self._selector = selectors.DefaultSelector()
+        self._acceptor = Acceptor(
+            listener,
+            self._selector,
+            agents_key(key),
+            agents_purpose(*listener.getsockname()[:2]),
+            most=max(PENDING, 2 * council.terms.nodes),
+        )
+        self._lines: dict[int, Line] = {}
+        """Of the nodes that were welcomed."""
+        self._new: dict[Line, float] = {}
+        """Authenticated, without a Hello yet, and since when."""
+        self._refused: dict[Line, float] = {}
+        """To be closed when they have hung up, or at a time."""
+        self._nodes: dict[Line, int] = {}
+        """The inverse of `_lines`."""
+        self._told_of_strangers = 0
+        self._said_at = self._said_strangers_at = self._beat_at = 0.0
         self._closing = threading.Event()
-        self._said_at = self._beat_at = 0.0
         self._thread = threading.Thread(target=self._serve, name="dure-leader", daemon=True)
 
     def __enter__(self) -> Leader:
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread.start()
         return self
 
@@ -56,10 +84,6 @@ class Leader:
     ) -> None:
         self._closing.set()
         self._thread.join(_FLUSH_SECONDS * 2 + 1.0)
-
-    def connect(self) -> socket.socket:
-        """A connection for the leader's own agent."""
-        return socket.create_connection(self._listener.getsockname()[:2], timeout=10.0)
 
     @property
     def values(self) -> list[Any]:
@@ -77,63 +101,92 @@ class Leader:
                     for line in self._lines.values():
                         line.heard_at = now
                 looked_at = now
-                if any(key.fileobj is self._listener for key, _ in events):
-                    self._accept(now)
-                self._meet_strangers(now)
-                self._hear(now)
+                for key, _ in events:
+                    if key.data is self._acceptor:
+                        self._meet(key.fileobj, now)
+                    else:
+                        self._hear(key.data, now)
+                self._acceptor.expire()
                 self._post(self._council.tick(now))
                 self._beat(now)
+                self._let_go(now)
         finally:
-            for line in [*self._lines.values(), *(line for line, _ in self._strangers)]:
-                line.close(_FLUSH_SECONDS)
-            self._listener.close()
+            self._acceptor.close()
+            close_all([*self._lines.values(), *self._new, *self._refused], _FLUSH_SECONDS)
             self._selector.close()
 
-    def _accept(self, now: float) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._strangers.append((Line(connection), now))
+    def _meet(self, readable: object, now: float) -> None:
+        connection = self._acceptor.ready(readable)
+        if connection is not None:
+            line = Line(connection)
+            self._new[line] = now
+            self._selector.register(connection, selectors.EVENT_READ, line)
 
-    def _meet_strangers(self, now: float) -> None:
-        still: list[tuple[Line, float]] = []
-        for line, since in self._strangers:
-            heard = line.receive()
-            if heard and isinstance(heard[0], Hello):
-                hello = heard[0]
-                letters = self._council.hello(hello, now)
-                refusal = next(
-                    (m for node, m in letters if node == hello.node and isinstance(m, Refused)), None
-                )
-                if refusal is not None:
-                    line.send(refusal)
-                    line.close(0.5)
-                    continue
-                self._lines[hello.node] = line
-                self._post(letters)
-                for message in heard[1:]:
-                    self._post(self._council.heard(hello.node, message, now))
-            elif heard or line.closed or now - since > _HELLO_SECONDS:
-                line.close()  # not an agent
-            else:
-                still.append((line, since))
-        self._strangers = still
-
-    def _hear(self, now: float) -> None:
-        for node, line in list(self._lines.items()):
+    def _hear(self, line: Line, now: float) -> None:
+        """Take what a connection has brought; whatever is wrong with it is that connection's end."""
+        try:
             line.flush()
             for message in line.receive():
-                if isinstance(message, Bye):
+                if line in self._refused:
+                    continue
+                if line in self._new:
+                    self._introduce(line, message, now)
+                elif isinstance(message, Bye):
                     line.closed = message.why or "it left"
                     break
-                self._post(self._council.heard(node, message, now))
+                else:
+                    self._post(self._council.heard(self._nodes[line], message, now))
+        except Exception as error:  # one node's message must not end the run of all
+            line.closed = f"its message could not be handled ({type(error).__name__}: {error})"
+
+    def _introduce(self, line: Line, message: Message, now: float) -> None:
+        """The first message of a connection, which must be a Hello."""
+        del self._new[line]
+        self._refused[line] = now + _FLUSH_SECONDS
+        if not isinstance(message, Hello):
+            line.closed = "it did not say hello"
+            return
+        letters = self._council.hello(message, now)
+        refused = [said for node, said in letters if node == message.node and isinstance(said, Refused)]
+        if refused:
+            line.send(refused[0])
+            line.finish()  # and not close: while it sends, that could take the refusal away again
+            return
+        del self._refused[line]
+        line.trust()
+        self._lines[message.node] = line
+        self._nodes[line] = message.node
+        self._post(letters)
+
+    def _let_go(self, now: float) -> None:
+        """Close the connections that are over, and tell the council of the nodes that are lost with them."""
+        for node, line in list(self._lines.items()):
             silent = now - line.heard_at
             if not line.closed and silent > self._lost_seconds:
                 line.closed = f"not heard of for {silent:.0f} s"
+            elif not line.closed and node not in self._council.members:
+                line.closed = "the council has let it go"
             if line.closed:
-                self._lines.pop(node, None)
-                line.close()
+                del self._lines[node], self._nodes[line]
+                self._forget(line)
                 self._post(self._council.lost(node, line.closed, now))
+            else:
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_more_to_send else 0)
+                if self._selector.get_key(line.socket).events != wanted:
+                    self._selector.modify(line.socket, wanted, line)
+        for line, since in list(self._new.items()):
+            if line.closed or now - since > _HELLO_SECONDS:
+                del self._new[line]
+                self._forget(line)
+        for line, until in list(self._refused.items()):
+            if line.closed or now > until:
+                del self._refused[line]
+                self._forget(line)
+
+    def _forget(self, line: Line) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(line.socket)
+        line.close()
 
     def _post(self, letters: Letters) -> None:
         for node, message in letters:
@@ -151,3 +204,10 @@ class Leader:
             self._said_at = now
             if LEADER in self._lines:
                 self._council.say(f"waits for {missing} (up to {self._council.terms.join_seconds:.0f} s)")
+        strangers = self._acceptor.turned_away - self._told_of_strangers
+        if strangers and now - self._said_strangers_at >= _SAY_STRANGERS_SECONDS:
+            self._said_strangers_at, self._told_of_strangers = now, self._acceptor.turned_away
+            self._council.say(
+                f"{strangers} connection(s) without the team's key were closed, the last from "
+                f"{self._acceptor.last_source}; a node of this run needs the same --team-key"
+            )

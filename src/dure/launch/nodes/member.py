@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from dure.errors import DureError, PeerLost, Resumable, UsageError
-from dure.launch.nodes.leader import BEAT_SECONDS
-from dure.launch.nodes.line import Line
+from dure.exchange.handshake import NotAuthenticated, prove
+from dure.launch.nodes.leader import BEAT_SECONDS, agents_key, agents_purpose
+from dure.launch.nodes.line import Line, close_all
 from dure.launch.nodes.messages import (
     Again,
     Alive,
@@ -29,24 +30,45 @@ from dure.launch.nodes.messages import (
     Team,
     Welcome,
 )
+from dure.team_key import TeamKey
 
 _LOOK_SECONDS = 0.05
 _KNOCK_SECONDS = 0.5
 _WELCOME_SECONDS = 15.0
 _FLUSH_SECONDS = 2.0
+_PROOFS = 4
+"""How often a key is offered before it is the wrong one: a leader that is busy with strangers may hang up, too."""
+
+
+class NodeTaken(UsageError):
+    """Another node has this one's number, or this one itself had it and has not been missed yet."""
 
 
 def reach_leader(
-    address: str, port: int, seconds: float, say: Callable[[str], None], check: Callable[[], None]
+    address: str,
+    port: int,
+    key: TeamKey,
+    seconds: float,
+    say: Callable[[str], None],
+    check: Callable[[], None],
 ) -> socket.socket:
-    """Connect to the leader, who may start later than this node."""
+    """Connect to the leader, who may start later than this node; both prove that they have the team's key."""
     deadline = time.monotonic() + seconds
     told = False
     trouble = "no answer"
+    proofs = 0
     while time.monotonic() < deadline:
         check()
         try:
-            return socket.create_connection((address, port), timeout=2.0)
+            return _proved(socket.create_connection((address, port), timeout=2.0), key, address, port)
+        except NotAuthenticated as error:
+            proofs += 1
+            if proofs == _PROOFS:
+                raise UsageError(
+                    f"what listens at {address}:{port} does not have this node's team key ({error}); give all nodes "
+                    "the same --team-key, or the key that the leader has printed"
+                ) from None
+            trouble = str(error)
         except OSError as error:
             trouble = error.strerror or str(error)
         if not told:
@@ -59,6 +81,15 @@ def reach_leader(
     )
 
 
+def _proved(connection: socket.socket, key: TeamKey, address: str, port: int) -> socket.socket:
+    try:
+        prove(connection, agents_key(key), agents_purpose(address, port))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class Member:
     """This node's side of the connection with the leader. A thread keeps it alive; the agent asks and tells."""
 
@@ -69,6 +100,7 @@ class Member:
         self._resumable = resumable
         self.leader = connection.getpeername()[0]
         self._line = Line(connection)
+        self._line.trust()
         self._lost_seconds = lost_seconds
         self._lock = threading.Lock()
         self._inbox: list[Message] = []
@@ -89,18 +121,19 @@ class Member:
             self._send(Bye(str(error).splitlines()[0] if str(error) else type(error).__name__))
         self._closing.set()
         self._thread.join(_FLUSH_SECONDS + 1.0)
-        self._line.close(_FLUSH_SECONDS if not self._lost else 0.0)
+        close_all([self._line], _FLUSH_SECONDS if not self._lost else 0.0)
 
     def welcome(self, check: Callable[[], None]) -> str:
-        """Where the run keeps its files; raises UsageError when the leader wants us not."""
+        """Where the run keeps its files; raises UsageError when the leader wants us not, NodeTaken when not yet."""
         deadline = time.monotonic() + _WELCOME_SECONDS
         while time.monotonic() < deadline:
             check()
             match self._next(Welcome, Refused, End):
                 case Welcome(run):
                     return run
-                case Refused(why):
-                    raise UsageError(f"the leader at {self.leader} does not take this node: {why}")
+                case Refused(why, may_pass):
+                    refused = NodeTaken if may_pass else UsageError
+                    raise refused(f"the leader at {self.leader} does not take this node: {why}")
                 case End() as end:
                     raise end.error() or DureError("the run is over already")
             time.sleep(_LOOK_SECONDS)
@@ -184,6 +217,8 @@ class Member:
                     silent = now - self._line.heard_at
                     if self._line.closed or silent > self._lost_seconds:
                         self._lost = self._line.closed or f"not heard of for {silent:.0f} s"
+        except Exception as error:  # a thread that ends without a word would leave the agent waiting
+            self._lost = f"its message could not be handled ({type(error).__name__}: {error})"
         finally:
             with contextlib.suppress(OSError, KeyError):
                 selector.close()

@@ -1,0 +1,260 @@
+"""The leader's connections: whatever comes over one of them costs at most that one."""
+
+import contextlib
+import json
+import random
+import socket
+import threading
+import time
+
+import pytest
+
+from dure.errors import Resumable, UsageError
+from dure.exchange.handshake import prove
+from dure.launch.lease import Lease, LeaseOver
+from dure.launch.nodes import line as lines
+from dure.launch.nodes.council import Council, Terms
+from dure.launch.nodes.join import Nodes, join
+from dure.launch.nodes.leader import Leader, agents_key, agents_purpose, listen_for_nodes
+from dure.launch.nodes.line import Line
+from dure.launch.nodes.member import Member, reach_leader
+from dure.launch.nodes.messages import Done, Hello, Ready, Refused, decode, encode
+from dure.team_key import TeamKey
+
+KEY = TeamKey.random()
+FACTS = {"torch": "2.13.0"}
+
+
+class Run:
+    """A leader with a real port, and nodes that have come to it."""
+
+    def __init__(self, nodes=2, lost_seconds=60.0):
+        self.said = []
+        terms = Terms(nodes, nodes, FACTS, "/run", 300.0, 3)
+        self.council = Council(terms, time.monotonic(), self.said.append, self.said.append)
+        self.listener = listen_for_nodes("127.0.0.1", 0)
+        self.address = self.listener.getsockname()
+        self.leader = Leader(self.listener, self.council, lost_seconds, KEY)
+        self.lost_seconds = lost_seconds
+        self.stack = contextlib.ExitStack()
+
+    def __enter__(self):
+        self.stack.enter_context(contextlib.closing(self.listener))
+        self.stack.enter_context(self.leader)
+        return self
+
+    def __exit__(self, *error):
+        self.stack.__exit__(*error)
+
+    def member(self, node):
+        connection = reach_leader(*self.address, KEY, 60.0, print, lambda: None)
+        hello = Hello(node, f"node{node}", "127.0.0.1", 1, FACTS)
+        member = self.stack.enter_context(Member(connection, hello, self.lost_seconds))
+        assert member.welcome(lambda: None) == "/run"
+        return member
+
+    def team(self):
+        """Two nodes in a running team."""
+        members = [self.member(0), self.member(1)]
+        parts = [None, None]
+
+        def form(at):
+            parts[at] = members[at].next_team(lambda: None)
+            if at == 0:
+                members[0].store_is_up(parts[0].number, 4321)
+
+        threads = [threading.Thread(target=form, args=(at,)) for at in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert [part.number for part in parts] == [1, 1]
+        return members
+
+    def finish(self, members):
+        """The team ends well: nothing that happened meanwhile has touched it."""
+        for member in members:
+            member.tell(Done(1, [None]))
+        for member in members:
+            deadline = time.monotonic() + 120
+            while (end := member.order(1)) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert end.error() is None
+
+    def stranger(self):
+        return socket.create_connection(self.address, timeout=60)
+
+    def authenticated(self):
+        """A connection that has the key."""
+        connection = self.stranger()
+        prove(connection, agents_key(KEY), agents_purpose(*self.address))
+        return connection
+
+
+def until_hung_up(connection):
+    connection.settimeout(120)
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        while more := connection.recv(1 << 16):
+            got += more
+    return got
+
+
+NODE_5 = Hello(5, "evil", "10.0.1.66", 1, FACTS)
+
+
+def evil_lines():
+    """What ended runs once, and more of the kind."""
+    hello = json.dumps(vars(NODE_5))
+    yield b'["Hello", ' + hello.encode() + b"]\n"
+    yield b'Hello {"node": "a"}\n'
+    yield b'Hello {"node": 0.5, "host": "x", "address": "10.0.1.9", "ranks": 1, "facts": {}}\n'
+    yield b"[" * 2000 + b"\n"
+    yield b'{"node":"a"}\n'
+    yield b"\x80\x04\x95cos\nsystem\n(S'touch /tmp/pwned'\ntR.\n"
+    yield b"x" * (1 << 20)
+    yield b"\n" * 5000
+
+
+def test_strangers_who_have_no_key_get_no_word_and_the_team_goes_on():
+    with Run() as run:
+        members = run.team()
+        for said in evil_lines():
+            with run.stranger() as connection:
+                with contextlib.suppress(OSError):  # it may have been hung up on already
+                    connection.sendall(said)
+                    connection.shutdown(socket.SHUT_WR)
+                assert len(until_hung_up(connection)) in (0, 32), "a nonce at most"
+        run.finish(members)
+
+
+def test_a_node_that_has_the_key_and_says_what_no_agent_says_is_hung_up_on_and_no_more():
+    with Run() as run:
+        members = run.team()
+        for said in evil_lines():
+            with run.authenticated() as connection, contextlib.suppress(ConnectionError):
+                connection.sendall(said)
+                assert until_hung_up(connection) == b""
+        run.finish(members)
+
+
+def test_a_full_team_tells_a_node_with_the_key_why_it_is_not_taken():
+    with Run() as run:
+        members = run.team()
+        with run.authenticated() as connection:
+            connection.sendall(encode(NODE_5) + encode(Ready()))
+            assert decode(until_hung_up(connection).rstrip(b"\n")) == Refused(
+                "--node-rank 5 is not one of 2 nodes; use 0 to 1"
+            )
+        run.finish(members)
+
+
+def test_hellos_that_are_too_long_and_refusals_that_nobody_reads_starve_nobody():
+    with Run() as run, contextlib.ExitStack() as stack:
+        members = run.team()
+        long = encode(NODE_5).replace(b'"evil"', b'"' + b"v" * (8 << 20) + b'"')
+        for _ in range(25):
+            connection = stack.enter_context(run.authenticated())
+            connection.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                connection.sendall(long)
+            connection = stack.enter_context(run.authenticated())
+            connection.sendall(encode(NODE_5))
+        run.finish(members)
+
+
+def test_connections_that_say_nothing_keep_nobody_out():
+    with Run() as run, contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(run.stranger())
+        members = run.team()
+        for _ in range(100):
+            stack.enter_context(run.stranger())
+        run.finish(members)
+
+
+def test_a_node_that_does_not_read_is_let_go(monkeypatch):
+    monkeypatch.setattr(lines, "_UNSENT_BYTES", 1000)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        line = Line(ours)
+        for _ in range(10_000):
+            line.send(Refused("x" * 1000))
+            if line.closed:
+                break
+        assert "has not taken" in line.closed
+        assert len(line._outgoing) < 100_000
+
+
+def test_a_fault_of_ours_in_handling_a_message_costs_its_connection_only(monkeypatch):
+    with Run() as run:
+        members = run.team()
+        hello = run.council.hello
+
+        def broken(node, now):
+            if node.node == 5:
+                raise ZeroDivisionError
+            return hello(node, now)
+
+        monkeypatch.setattr(run.council, "hello", broken)
+        with run.authenticated() as connection:
+            connection.sendall(encode(NODE_5))
+            assert until_hung_up(connection) == b""
+        run.finish(members)
+
+
+def test_random_sequences_of_messages_over_connections_do_not_disturb_a_team():
+    draw = random.Random(11)
+    pieces = [*evil_lines(), encode(NODE_5), encode(Ready()), encode(Done(1, [None])), b"", b"\0" * 40]
+    with Run() as run:
+        members = run.team()
+        for _ in range(100):
+            connect = run.authenticated if draw.random() < 0.5 else run.stranger
+            with connect() as connection, contextlib.suppress(OSError):
+                connection.settimeout(0.2)
+                for _ in range(draw.randrange(1, 4)):
+                    connection.sendall(draw.choice(pieces))
+                    if draw.random() < 0.3:
+                        connection.recv(100)
+        run.finish(members)
+
+
+def test_a_node_with_another_key_says_so_and_the_leader_names_it_once(monkeypatch):
+    with Run() as run:
+        with pytest.raises(UsageError, match=r"does not have this node's team key.*--team-key"):
+            reach_leader(*run.address, TeamKey.random(), 60.0, print, lambda: None)
+        deadline = time.monotonic() + 60
+        while not run.said and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (sentence,) = [said for said in run.said if "without the team's key" in said]
+        assert "from 127.0.0.1" in sentence
+
+
+def test_a_node_that_is_started_again_before_it_was_missed_waits_until_it_is(tmp_path, monkeypatch):
+    """What flapping does: the old connection is silent, not closed, and the new agent comes before it is missed."""
+    monkeypatch.setattr("dure.launch.nodes.join.resolve", lambda host: host)
+    with Run(lost_seconds=2.0) as run:
+        run.member(0)
+        with run.authenticated() as old:
+            old.sendall(encode(Hello(1, "node1", "127.0.0.1", 1, FACTS)))
+            assert old.recv(1000).startswith(b"Welcome")
+            said = []
+            host, port = run.address
+            nodes = Nodes(2, 2, 1, host, port, 1, None, 60.0, 2.0, 3, FACTS)
+            run.council.terms.__dict__["run"] = str(tmp_path)
+            with join(nodes, KEY, Lease(), lambda: tmp_path, said.append, lambda: None) as joined:
+                assert joined.run == tmp_path
+            assert "taken by node1" in said[0]
+        assert "node 1 (node1, 127.0.0.1) is lost: not heard of for 2 s" in " ".join(map(str, run.said))
+
+
+def test_an_agent_whose_lease_is_over_ends_resumable_and_names_the_reason():
+    lease = Lease()
+    lease.check()
+    lease.end("the supervisor has not been heard of for 6 s")
+    lease.end("something later")
+    with pytest.raises(LeaseOver, match="not been heard of for 6 s") as over:
+        lease.check()
+    assert isinstance(over.value, Resumable)
