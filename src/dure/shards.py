@@ -97,4 +97,14 @@ def ledger_mark(sample: int) -> int:
     return mark ^ (mark >> 31)
 
 
+def sample_of_mark(mark: int) -> int:
+    """The inverse of `ledger_mark`."""
+    mark ^= mark >> 31 ^ mark >> 62
+    mark = mark * pow(0x94D049BB133111EB, -1, 1 << 64) & _MASK
+    mark ^= mark >> 27 ^ mark >> 54
+    mark = mark * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & _MASK
+    mark ^= mark >> 30 ^ mark >> 60
+    return (mark - 0x9E3779B97F4A7C15) & _MASK
+
+
 _MASK = (1 << 64) - 1

@@ -28,6 +28,7 @@ from dure.errors import NotFinite, Resumable
 from dure.exchange.group import node_group
 from dure.exchange.together import together
 from dure.job import LoadedJob
+from dure.ledger import SampleLedger
 from dure.pulse import Phase
 from dure.run_folder import RunFolder
 from dure.team import Team
@@ -42,6 +43,8 @@ class Reached:
     metrics: dict[str, float] = field(default_factory=dict)
     judged_after: int = -1
     """`steps_done` at the last evaluation."""
+    ledger: SampleLedger = field(default_factory=SampleLedger)
+    """The samples that were used by then."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ class Keeping:
                 self.memory is not None and self.team.world.nodes == 1
             ):  # elsewhere a part's rank had another number
                 for rank, lines in self.memory.left_behind().items():
-                    events.Recorder(self.folder.events(rank)).bring_in(lines)
+                    left = events.Recorder(self.folder.events(rank))
+                    left.bring_in(lines)
+                    left.close()
             if self.keeper is not None:
                 self.keeper.follow(str(kept.state.facts["line"]))
         if whole is not None:
@@ -267,6 +272,7 @@ class Keeping:
         facts = whole.facts
         self.at.steps_done, self.at.loss = int(facts["step"]), float(facts["loss"])
         self.at.metrics, self.at.judged_after = dict(facts["metrics"]), int(facts["judged_after"])
+        self.at.ledger.go_on_from(facts.get("ledger"))
         self.team.prove(self.trained.model, self.trained.optimizer, self.at.steps_done - 1)
         self._note(f"goes on from step {self.at.steps_done} of {self.trained.steps}")
 
@@ -282,6 +288,7 @@ class Keeping:
             "loss": self.at.loss,
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,
+            "ledger": self.at.ledger.to_plain(),
         }
         return self._capture.take(facts, share, sharing)
 
@@ -304,6 +311,7 @@ class Keeping:
             "loss": self.at.loss,
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,
+            "ledger": self.at.ledger.to_plain(),
             "judged": self.at.metrics if self.at.judged_after == self.at.steps_done else {},
             "versions": {"dure": __version__, "torch": torch.__version__},
         }
