@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +17,7 @@ from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
 from dure.image.commands import image
 from dure.lab.commands import lab
-from dure.say import say
+from dure.say import keep_output_harmless, redacted, say, stdout_trouble
 from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
@@ -284,19 +285,42 @@ def drill(
 
 def main() -> None:
     """Run the command line; a failure is one line on stderr and the exit code that belongs to it."""
+    keep_output_harmless()
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
     try:
         app()
+    except SystemExit as ended:  # as the command ends when all went well, too
+        if ended.code in (None, 0):
+            return _unprinted()
+        return ended.code if isinstance(ended.code, int) else 1
     except RankFailed as failed:
         if failed.details:
-            print(failed.details.rstrip(), file=sys.stderr)
-        _fail(failed)
+            print(redacted(failed.details.rstrip()), file=sys.stderr)
+        return _failed(failed)
     except DureError as error:
-        _fail(error)
+        return _failed(error)
+    except OSError as error:  # the system's own words, for what no room has better ones for
+        what = f"{error.filename}: " if error.filename is not None else ""
+        say(f"{what}{error.strerror or error}")
+        return 1
+    return _unprinted()
 
 
-def _fail(error: DureError) -> NoReturn:
+def _failed(error: DureError) -> int:
     say(str(error))
-    sys.exit(error.exit_code)
+    return error.exit_code
+
+
+def _unprinted() -> int:
+    """The exit code of a command that did all it should, but whose result may not have been written."""
+    trouble = stdout_trouble()
+    if trouble is None or trouble.errno == errno.EPIPE:  # `| head` has seen enough
+        return 0
+    say(f"cannot write the result to standard output: {trouble.strerror}")
+    return 1
 
 
 def _print_config(loaded: LoadedJob) -> None:
