@@ -119,6 +119,14 @@ def train(
     ] = None,
     attached: Annotated[bool, typer.Option("--attached", hidden=True)] = False,
     port: Port = 0,
+    rescue_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the last state goes when it cannot be saved where it belongs, and where a run goes on from.",
+            show_default="a private folder in $TMPDIR",
+        ),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
     ] = False,
@@ -134,11 +142,12 @@ def train(
     from dure.job import load_job, parse_settings
     from dure.run_job import Start, nodes_of, run_job, train_inside
 
-    loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
+    settings = [*(settings or []), *_rescue_setting(rescue_dir)]
+    loaded = load_job(job, parse_settings(settings), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
-    options = [f"--set={setting}" for setting in settings or []]
+    options = [f"--set={setting}" for setting in settings]
     options += [f"--ranks={ranks}"] if ranks is not None else []
     options += ["--json"] if as_json else []
     options += [f"--lang={lang}"] if lang is not None else []
@@ -281,6 +290,14 @@ def drill(
     print_figures(room, figures, as_json)
     if any(fault["same_bits"] is False for fault in figures["faults"]):
         raise typer.Exit(3)
+
+
+def _rescue_setting(rescue_dir: str | None) -> list[str]:
+    """What --rescue-dir says, as the setting that it is: other nodes and the inside of an image are told so too."""
+    if rescue_dir is None:
+        return []
+    path = rescue_dir if "://" in rescue_dir else os.path.abspath(rescue_dir)
+    return [f"checkpoint.rescue={json.dumps(path, ensure_ascii=False)}"]
 
 
 def main() -> None:

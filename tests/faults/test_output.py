@@ -73,6 +73,7 @@ def test_a_pipe_that_was_closed_after_the_first_line(job, undisturbed, tmp_path)
     is_whole(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.soak
 def test_a_terminal_that_went_away(job, undisturbed, tmp_path):
     ours, theirs = pty.openpty()
     process = start(job, tmp_path / "run", stdout=theirs, stderr=theirs)
@@ -135,6 +136,7 @@ def test_a_disk_that_is_full_from_the_start_on(job, undisturbed, tmp_path):
         assert "start again" not in ended.err
 
 
+@pytest.mark.soak
 def test_a_log_that_is_a_folder(job, undisturbed, tmp_path):
     (tmp_path / "run" / "logs" / "rank-1.log").mkdir(parents=True)
     ended = dure("train", job, "--run-dir", tmp_path / "run", "--json")

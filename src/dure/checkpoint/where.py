@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 from dure.errors import UsageError
@@ -16,6 +18,23 @@ def location(loaded: LoadedJob, run: RunFolder) -> str:
     text = loaded.job.checkpoint.folder
     text = text.replace("{storage}", str(loaded.storage)).replace("{run}", run.path.name)
     return text if "://" in text else str(run.path / text)
+
+
+def rescue_folder(loaded: LoadedJob) -> str | None:
+    """Where states go that the run's own storage refuses, if the user says."""
+    folder = loaded.job.checkpoint.rescue
+    return folder if folder is None or "://" in folder else str(loaded.folder / folder)
+
+
+def rescue_key(run: RunFolder) -> str:
+    """What tells this run from others in such a folder."""
+    return f"{run.path.name}-{hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]}"
+
+
+def rescued_states(loaded: LoadedJob, run: RunFolder) -> list[str]:
+    """Where an earlier session of this run may have saved its last state."""
+    folder = rescue_folder(loaded)
+    return [] if folder is None else [f"{folder.rstrip('/')}/{rescue_key(run)}"]
 
 
 def open_to_write(loaded: LoadedJob, run: RunFolder) -> Store:

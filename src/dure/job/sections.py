@@ -184,6 +184,9 @@ class Checkpoint(Section):
     folder: str = "checkpoints"
     """Where: relative to the run's folder, or `s3://bucket/prefix`. `{storage}` stands for the job's storage folder,
     `{run}` for the name of the run's folder."""
+    rescue: str | None = None
+    """A folder, or `s3://bucket/prefix`, for the last state when `folder` refuses it, and to look for one at the start;
+    as `--rescue-dir` says it. Relative to the job file. Without one: a private folder in `$TMPDIR`."""
     every_steps: NonNegativeInt = 0
     """Steps between two checkpoints; 0: only by time. One is saved at the end too."""
     every_seconds: Annotated[float, Field(ge=0)] = 600.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,8 +22,8 @@ from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.pages import make_present
 from dure.checkpoint.restore import restore
 from dure.checkpoint.save import WRITE_SECONDS, Problem
-from dure.checkpoint.state import MODEL, Share, State, WholeState
-from dure.checkpoint.where import location, open_to_write
+from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState
+from dure.checkpoint.where import location, open_to_write, rescued_states
 from dure.checkpoint.witness import is_not_finite
 from dure.errors import NotFinite, Resumable
 from dure.exchange.group import node_group
@@ -32,6 +33,11 @@ from dure.ledger import SampleLedger
 from dure.pulse import Phase
 from dure.run_folder import RunFolder
 from dure.team import Team
+from dure.train.elsewhere import Elsewhere
+
+_RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)
+"""Before the last checkpoint is tried again, where it belongs; then it is saved elsewhere."""
+_STUCK = "it is still being written"
 
 
 @dataclass
@@ -178,15 +184,11 @@ class Keeping:
             keeper.save(self._state(), self._saving)
         if wishes & STOP and self.at.steps_done < self.trained.steps:
             self._wait(keeper)
-            trouble = keeper.last.trouble if keeper.last is not None else None
+            trouble = self._trouble(keeper)
+            told = "from there" if not trouble else self._elsewhere().after_stop(trouble)
             raise Resumable(
                 f"stopped after step {self.at.steps_done} of {self.trained.steps}, resumable: the same command with "
-                f"--run-dir {self.folder.path} goes on "
-                + (
-                    f"from the checkpoint before, as this one could not be saved: {trouble}"
-                    if trouble
-                    else "from there"
-                )
+                f"--run-dir {self.folder.path} goes on {told}"
             )
 
     def begin_last(self) -> None:
@@ -207,9 +209,40 @@ class Keeping:
             return
         self._wait(keeper)
         best = keeper.keeps_best and self.at.judged_after == self.at.steps_done
-        if best or not keeper.is_saved(self.at.steps_done):
+        trouble = self._trouble(keeper)
+        wanted = best or bool(trouble) or not keeper.is_saved(self.at.steps_done)
+        for pause_seconds in (0.0, *_RETRY_PAUSES_SECONDS):
+            if not wanted or trouble == _STUCK:
+                break
+            self._pause(pause_seconds)
             keeper.save(self._state(), self._saving)
             self._wait(keeper)
+            trouble = self._trouble(keeper)
+            wanted = bool(trouble)
+        if trouble:
+            self._note(self._elsewhere().after_last_step(trouble))
+
+    def _elsewhere(self) -> Elsewhere:
+        return Elsewhere(
+            self.loaded,
+            self.folder,
+            self.team,
+            lambda share: self._capture.take(self._facts(), share, self._sharing_of_node()),
+            self._must_be_finite,
+            self._saving,
+        )
+
+    def _trouble(self, keeper: Keeper) -> str:
+        """Why the last checkpoint is not saved, as any rank knows it; "" when it is."""
+        own = _STUCK if keeper.busy else (keeper.last.trouble or "" if keeper.last else "")
+        told = self.team.group.gather(own, "hearing of the last checkpoint")
+        return next((trouble for trouble in told if trouble), "")
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._saving()
+            time.sleep(0.1)
 
     def _wait(self, keeper: Keeper) -> None:
         """Wait for the checkpoint under way; all ranks then know what came of it."""
@@ -237,7 +270,7 @@ class Keeping:
             self.recorder,
             self.folder.stop,
             lambda: team.pulse.beat(0, Phase.LOADING),
-            lambda name: name not in self._not_finite_at_start,
+            self._must_be_finite,
         )
         # Slurm tells every process of a step, also those that the launcher would tell; it ends ranks by SIGKILL.
         for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -258,7 +291,9 @@ class Keeping:
         node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
         where = location(self.loaded, self.folder)
         return self.keeper.resume(
-            node, lambda found: refuse_other_recipe(found.facts, self.trained.recipe_words, where)
+            node,
+            lambda found: refuse_other_recipe(found.facts, self.trained.recipe_words, where),
+            rescued_states(self.loaded, self.folder),
         )
 
     def _go_on_from(self, whole: WholeState) -> None:
@@ -278,9 +313,6 @@ class Keeping:
 
     def _state_to_keep(self, share: Share) -> State:
         """For memory. The launcher is the same, but not the code: a file may change between two starts of a team."""
-        sharing = self.team.sharing(self.trained.optimizer)
-        if sharing is not None:
-            sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
         facts = {
             "step": self.at.steps_done,
             "line": self.keeper.line if self.keeper is not None else "",
@@ -290,12 +322,24 @@ class Keeping:
             "judged_after": self.at.judged_after,
             "ledger": self.at.ledger.to_plain(),
         }
-        return self._capture.take(facts, share, sharing)
+        return self._capture.take(facts, share, self._sharing_of_node())
+
+    def _sharing_of_node(self) -> Sharing | None:
+        """Of a sharded optimizer, where every node is to have all of it."""
+        sharing = self.team.sharing(self.trained.optimizer)
+        return None if sharing is None else replace(sharing, node=0, nodes=1)
+
+    def _must_be_finite(self, name: str) -> bool:
+        return name not in self._not_finite_at_start
 
     def _state(self) -> State:
-        team, steps = self.team, self.trained.steps_of_epoch
         self._saving()
-        facts = {
+        share = Share(self.team.rank, self.team.world.size)
+        return self._capture.take(self._facts(), share, self.team.sharing(self.trained.optimizer))
+
+    def _facts(self) -> dict[str, Any]:
+        team, steps = self.team, self.trained.steps_of_epoch
+        return {
             "step": self.at.steps_done,
             "epoch": self.at.steps_done // steps,
             "step_of_epoch": self.at.steps_done % steps,
@@ -315,8 +359,6 @@ class Keeping:
             "judged": self.at.metrics if self.at.judged_after == self.at.steps_done else {},
             "versions": {"dure": __version__, "torch": torch.__version__},
         }
-        share = Share(team.rank, team.world.size)
-        return self._capture.take(facts, share, team.sharing(self.trained.optimizer))
 
     def _saving(self) -> None:
         self.team.pulse.beat(self.at.steps_done, Phase.SAVE)
