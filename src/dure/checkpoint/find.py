@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,11 @@ from dure.checkpoint.state import WholeState
 from dure.errors import CheckpointError, StorageError, UsageError
 from dure.exchange.group import Group
 from dure.exchange.together import together
+from dure.say import printable
 from dure.storage import Store, open_store
+
+_NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
+"""What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Entry:
 
 def entries(store: Store, *, deep: bool = False) -> list[Entry]:
     """All checkpoints, the newest first. `deep` reads every byte and compares hashes; else only sizes."""
-    names = [name for name in store.names("") if name.startswith(PREFIX)]
+    names = [name for name in store.names("") if _NAME.fullmatch(name)]
     if not store.renames:
         # There, a save that was cut short has its final name already; without a manifest it is nothing.
         names = [name for name in names if store.exists(f"{name}/{MANIFEST}")]
@@ -199,6 +204,7 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from _differences(before.get(name), now.get(name), dotted)
     elif before != now and key.startswith("code."):
         how = "new" if before is None else "gone" if now is None else "changed"
-        yield f"{key.removeprefix('code.')} is {how}"
+        yield f"{printable(key.removeprefix('code.'), 200)} is {how}"
     elif before != now:
-        yield f"{key} was {json.dumps(before)} and is {json.dumps(now)}"
+        was, is_now = (printable(json.dumps(value), 200) for value in (before, now))
+        yield f"{printable(key, 100)} was {was} and is {is_now}"

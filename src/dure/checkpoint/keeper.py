@@ -72,7 +72,7 @@ class Keeper:
         patient = self._writers if node.size == self._writers.size else node
         whole = newest_state(self._store, self._writers, patient, accepts, self.tell, self._alive, also)
         if whole is not None:
-            self.line = str(whole.facts["line"])
+            self.line = str(whole.facts.get("line", ""))
             self._begun_step = -1 if whole.elsewhere else int(whole.facts["step"])
         self._clear_away()
         return whole

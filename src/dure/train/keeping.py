@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,13 +27,14 @@ from dure.checkpoint.save import WRITE_SECONDS, Problem
 from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState
 from dure.checkpoint.where import location, open_to_write, rescued_states
 from dure.checkpoint.witness import is_not_finite
-from dure.errors import NotFinite, Resumable
+from dure.errors import CheckpointError, DureError, NotFinite, Resumable
 from dure.exchange.group import node_group
 from dure.exchange.together import together
 from dure.job import LoadedJob
 from dure.ledger import SampleLedger
 from dure.pulse import Phase
 from dure.run_folder import RunFolder
+from dure.say import printable
 from dure.team import Team
 from dure.train.elsewhere import Elsewhere
 
@@ -96,6 +99,7 @@ class Keeping:
         self.memory = self._memory_tier()
         self._capture = Capture(trained.model.module, trained.optimizer, trained.schedule)
         self._readying = Background("memory for states", gives_way=True)
+        self._went_on_from: int | None = None
 
     def resume(self) -> None:
         """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
@@ -129,6 +133,22 @@ class Keeping:
             self.memory.before_update()
         if self.keeper is not None:
             self.keeper.before_update()
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around an update: what an optimizer cannot do with a state that it was given shows in the first one."""
+        try:
+            yield
+        except DureError:
+            raise
+        except Exception as error:
+            if self.at.steps_done != self._went_on_from:
+                raise
+            words = printable(f"{type(error).__name__}: {error}", 200)
+            raise CheckpointError(
+                f"the optimizer cannot go on from the state of step {self._went_on_from}: {words}; start anew with "
+                "--fresh (nothing is deleted)"
+            ) from error
 
     def refuse_bad_states(self, flags: int) -> None:
         """When any rank saw that a state's parts differ, or are not finite: find out what, and raise."""
@@ -305,8 +325,11 @@ class Keeping:
             self.team.sharing(self.trained.optimizer),
         )
         facts = whole.facts
-        self.at.steps_done, self.at.loss = int(facts["step"]), float(facts["loss"])
-        self.at.metrics, self.at.judged_after = dict(facts["metrics"]), int(facts["judged_after"])
+        self._went_on_from = int(facts["step"])
+        loss = facts.get("loss")
+        self.at.steps_done, self.at.loss = int(facts["step"]), math.nan if loss is None else float(loss)
+        self.at.metrics = dict(facts.get("metrics", {}))
+        self.at.judged_after = int(facts.get("judged_after", -1))
         self.at.ledger.go_on_from(facts.get("ledger"))
         self.team.prove(self.trained.model, self.trained.optimizer, self.at.steps_done - 1)
         self._note(f"goes on from step {self.at.steps_done} of {self.trained.steps}")

@@ -111,9 +111,10 @@ class Run:
             outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.wish())
             updating = time.perf_counter()
             self.keeping.before_update()
-            norm = self.team.update(
-                self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
-            )
+            with self.keeping.updating():
+                norm = self.team.update(
+                    self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
+                )
             self.record(batch, outcome, norm, time.perf_counter() - updating)
             if job.train.prove_every and self.at.steps_done % job.train.prove_every == 0:
                 self.prove()
