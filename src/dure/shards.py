@@ -53,13 +53,15 @@ class Split:
             start = step * self.global_batch
             return range(start + shard, start + self.batch_size(step), self.shards)
         before = step * _part(self.global_batch, self.shards, shard)
-        start = sum(self._total(other) for other in range(shard)) + before
+        start = self._before(shard) + before
         return range(start, start + self.count(step, shard))
 
-    def _total(self, shard: int) -> int:
-        """Samples of this shard in the whole epoch."""
+    def _before(self, shard: int) -> int:
+        """Samples of all shards before this one in the whole epoch."""
         full, rest = divmod(self.samples_of_epoch, self.global_batch)
-        return full * _part(self.global_batch, self.shards, shard) + _part(rest, self.shards, shard)
+        return full * _parts_before(self.global_batch, self.shards, shard) + _parts_before(
+            rest, self.shards, shard
+        )
 
 
 def shards_of_rank(rank: int, ranks: int, shards: int) -> range:
@@ -86,6 +88,11 @@ def parts_of(positions: range, parts: int) -> list[range]:
 def _part(whole: int, parts: int, index: int) -> int:
     """The size of part `index` when `whole` things fill `parts` places from 0 up."""
     return whole // parts + (index < whole % parts)
+
+
+def _parts_before(whole: int, parts: int, index: int) -> int:
+    """The size of all parts before `index`."""
+    return whole // parts * index + min(index, whole % parts)
 
 
 def ledger_mark(sample: int) -> int:

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from dure.errors import UsageError
-from dure.files import make_folders
-from dure.job import LoadedJob
+from dure.files import make_folders, read_at_most
+from dure.job import LONGEST_JOB, LoadedJob
 from dure.run_folder import RunFolder
+from dure.say import printable
 from dure.storage import Store, open_store
 
 
@@ -53,11 +54,12 @@ def open_to_write(loaded: LoadedJob, run: RunFolder) -> Store:
 def open_to_read(run: RunFolder) -> Store:
     """The checkpoints of a run that is or was."""
     try:
-        loaded = LoadedJob.from_json(run.job.read_text(encoding="utf-8"))
-    except OSError:
+        loaded = LoadedJob.from_json(read_at_most(run.job, LONGEST_JOB * 4).decode())
+    except FileNotFoundError:
         raise UsageError(f"{run.path} holds no run: there is no {run.job.name} in it") from None
-    except ValueError as error:
-        raise UsageError(f"{run.job} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else printable(str(error), 300)
+        raise UsageError(f"{run.job} cannot be read: {reason}") from None
     place = location(loaded, run)
     if "://" not in place and not Path(place).is_dir():
         raise UsageError(f"{run.path} has no checkpoints: there is no folder {place}")

@@ -27,7 +27,7 @@ from dure.launch.main_module import run_as_main
 from dure.launch.nursery import Birth
 from dure.pulse import Phase, Pulse
 from dure.run_folder import RunFolder
-from dure.say import keep_output_harmless, say_through
+from dure.say import keep_output_harmless, say, say_through
 
 _HEADER = struct.Struct("<Q")
 _LONGEST_WORDS = 800
@@ -191,10 +191,12 @@ def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
         os.close(birth.stdout)
         os.close(birth.stderr)
         return
-    descriptor = open_log(log, goes_on=again)
+    descriptor, trouble = open_log(log, goes_on=again)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    if trouble:
+        say(trouble, urgent=True)
 
 
 def _stacks_on_signal(path: Path) -> int | None:

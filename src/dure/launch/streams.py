@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dure.launch.logs import open_log
+from dure.say import say
 
 _LINE_WAIT_SECONDS = 0.25
 
@@ -39,7 +40,9 @@ class Passthrough:
         self._logs: list[int] = []
         self._deadline: float | None = None
         for log in logs:
-            kept = open_log(log)
+            kept, trouble = open_log(log)
+            if trouble:
+                say(trouble)
             self._logs.append(kept)
             ends = []
             for console in (1, 2):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from dure.errors import RankFailed, UsageError
 from dure.files import open_own
+from dure.job.limits import MOST_RANKS
 from dure.launch import lineage
 from dure.launch.keep import Keep
 from dure.launch.patience import Patience, Restart
@@ -138,8 +139,8 @@ def launch(
     on_said: Callable[[str], None] = say,
 ) -> list[object]:
     """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
-    if ranks < 1:
-        raise UsageError(f"{ranks} ranks cannot be started; use 1 or more.")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"{ranks} ranks cannot be started; use 1 to {MOST_RANKS}.")
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
     _create(folder)
@@ -155,9 +156,7 @@ def launch(
             **(joined.environment if joined is not None else {}),
         }
         logs = [folder.log(rank) for rank in range(ranks)]
-        processes: Ranks = Ranks(
-            logs, preload=preload, env=env, search_path=search_path, tee=tee, on_said=on_said
-        )
+        processes: Ranks = _ranks(logs, preload, env, search_path, tee, on_said)
 
         def tell(restart: Restart) -> None:
             record_restart(folder, restart)
@@ -173,8 +172,9 @@ def launch(
 
             def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
                 elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
-                whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.resolve())}
-                return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank), again)
+                whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.absolute())}
+                # Not resolved: a link in its place must be seen as one.
+                return RankStart(rank, whole, os.getcwd(), folder.log(rank).absolute(), work(rank), again)
 
             kind = work(0)
             plan = Plan(
@@ -206,6 +206,23 @@ def launch(
             processes.end(grace_seconds)
             processes.close()
             _remove_empty(folder.stacks(rank) for rank in processes.numbers)
+
+
+def _ranks(
+    logs: Sequence[Path],
+    preload: Sequence[str],
+    env: Mapping[str, str],
+    search_path: Sequence[str] | None,
+    tee: bool,
+    on_said: Callable[[str], None],
+) -> Ranks:
+    try:
+        return Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee, on_said=on_said)
+    except OSError as error:
+        raise UsageError(
+            f"{len(logs)} ranks cannot be started: {error.strerror}; use fewer, or raise what `ulimit -n` and `ulimit "
+            "-u` allow"
+        ) from None
 
 
 def _create(folder: RunFolder) -> None:
