@@ -29,6 +29,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "ranks",
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
         "eval": "held out: {metrics}",
+        "unread": "{lines} line(s) of {path} could not be read, and were left out",
         "restart": "all ranks start again (restart {without_progress} of {max_restarts} without progress): {cause}",
         "fewer": "goes on with {ranks} ranks, after {max_restarts} restarts without progress: {cause}",
     },
@@ -39,6 +40,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "랭크",
         "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
         "eval": "평가: {metrics}",
+        "unread": "{path}의 {lines}줄을 읽을 수 없어 건너뛰었습니다",
         "restart": "모든 랭크를 다시 시작합니다 (진전 없는 재시작 {max_restarts}번 중 {without_progress}번째): {cause}",
         "fewer": "진전 없이 {max_restarts}번 다시 시작했으므로, 랭크 {ranks}개로 계속합니다: {cause}",
     },
@@ -98,6 +100,8 @@ class Display:
         """Show the last state and let go of the terminal."""
         self._follow()
         self._events.close()
+        if unread := self._events.reading.skipped:
+            self.tell(self._word["unread"].format(lines=unread, path=self._folder.events(0)))
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
             self._live.stop()

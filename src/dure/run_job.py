@@ -372,9 +372,8 @@ def new_run(
         )
     try:
         folder.create()
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in its path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot make the run folder {path}: {reason}; give another --run-dir") from None
     with Claim(folder):
         yield folder

@@ -5,6 +5,7 @@ Output is never a reason to stop: a full disk, a closed pipe or a terminal that 
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -21,6 +22,7 @@ _SECRET_IN_URL = re.compile(
 _SECRET_VARIABLE = re.compile(r"(?i)secret|token|password|passwd")
 _SHORTEST_SECRET = 8
 _WAIT_SECONDS = 1.0
+_AS_IT_IS = "dure.as-it-is"
 
 _launcher: Callable[[str], None] | None = None
 
@@ -65,6 +67,7 @@ def keep_output_harmless() -> None:
 
     Standard streams that were closed lead nowhere; else the next file that is opened would take their place.
     """
+    codecs.register_error(_AS_IT_IS, _as_it_is)
     for number in range(3):
         try:
             os.fstat(number)
@@ -72,6 +75,16 @@ def keep_output_harmless() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
     sys.stdout = _harmless(1, sys.stdout)
     sys.stderr = _harmless(2, sys.stderr)
+
+
+def _as_it_is(error: UnicodeError) -> tuple[str | bytes, int]:
+    """A path that is not UTF-8 must not be what ends a run: its bytes are printed as they are."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    try:
+        return letters.encode(error.encoding, "surrogateescape"), error.end
+    except UnicodeEncodeError:  # what stands for no byte, or what this encoding has no letter for
+        return letters.encode("ascii", "backslashreplace"), error.end
 
 
 def stdout_trouble() -> OSError | None:
@@ -127,7 +140,7 @@ def _harmless(descriptor: int, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         cast(IO[bytes], raw) if unbuffered else io.BufferedWriter(raw),
         encoding=getattr(before, "encoding", None) or "utf-8",
-        errors="backslashreplace",  # a path that is not UTF-8 must not be what ends a run
+        errors=_AS_IT_IS,
         line_buffering=descriptor == 2 or os.isatty(descriptor),
         write_through=unbuffered,
     )

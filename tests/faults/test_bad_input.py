@@ -1,5 +1,7 @@
 """Whatever is wrong, one clear line says so; the exit code is right and nothing is left behind."""
 
+import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -203,6 +205,18 @@ def test_a_batch_smaller_than_the_shards_works_and_says_so(job, tmp_path):
     summary = train(job, tmp_path / "run", "--set", "data.global_batch=3").summary
     assert summary["ledger"]["exactly_once"] is True
     assert any("5 of 8 shards have no samples" in note for note in summary["notes"])
+
+
+def test_paths_that_are_not_utf8_are_paths_like_others(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    shutil.copy(Path(__file__).parent / "broken.py", folder)
+    (folder / "job.toml").write_text(JOB.replace("{here}/", ""))
+    ended = train(folder / "job.toml", folder / "run")
+    assert ended.summary["ledger"]["exactly_once"] is True
+    again = train(folder / "job.toml", folder / "run").summary
+    assert again["resumed_from"] == 8
+    assert again["run"] == str(folder / "run")
 
 
 def test_an_unknown_command_or_option_is_a_usage_error():

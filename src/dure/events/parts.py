@@ -61,7 +61,7 @@ class Reading:
             for record in self._of(_unpacked(part)):
                 read_up_to = max(read_up_to, -1 if record.number is None else record.number)
                 yield record
-        for record in self._of(_lines(self.path)):
+        for record in self._of(_lines(self.path, _TAIL_BYTES if recent else None)):
             if record.number is None or record.number > read_up_to:
                 yield record
 
@@ -149,10 +149,7 @@ def totals_in(path: Path) -> Totals:
                 )
             else:
                 totals = totals.after([record])
-        size = os.fstat(file.fileno()).st_size
-        if size > _TAIL_BYTES:
-            file.seek(size - _TAIL_BYTES)
-            file.readline(LONGEST_LINE)
+        _skip_to_tail(file, _TAIL_BYTES)
         for line in _whole_lines(file):
             totals = totals.after(reading.decoded(line))
     return totals
@@ -263,13 +260,22 @@ class Follower:
         ]
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(path: Path, most_bytes: int | None = None) -> Iterator[bytes]:
     try:
         descriptor = open_plain(path)
     except OSError:
         return
     with open(descriptor, "rb") as file:
+        _skip_to_tail(file, most_bytes)
         yield from _whole_lines(file)
+
+
+def _skip_to_tail(file: BinaryIO, most_bytes: int | None) -> None:
+    """Of a file that is longer, leave out the beginning, and the line that is cut by that."""
+    size = os.fstat(file.fileno()).st_size
+    if most_bytes is not None and size > most_bytes:
+        file.seek(size - most_bytes)
+        file.readline(LONGEST_LINE)
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:

@@ -140,8 +140,11 @@ def _refuse_odd_values(path: Path, raw: dict[str, Any]) -> None:
     for _ in range(_DEEPEST):
         inner: list[tuple[str, Any]] = []
         for key, value in level:
-            if isinstance(value, str) and "\0" in value:
-                raise JobError(f"{path}: {printable(key, 100)} has a NUL character in it")
+            if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+                raise JobError(
+                    f"{path}: {printable(key, 100)} is {printable(value, 100)}: it has a NUL character in it, or bytes "
+                    "that are not UTF-8"
+                )
             if isinstance(value, dict):
                 inner += [(f"{key}.{name}".lstrip("."), held) for name, held in value.items()]
             elif isinstance(value, list):
@@ -149,6 +152,14 @@ def _refuse_odd_values(path: Path, raw: dict[str, Any]) -> None:
         level = inner
     if level:
         raise JobError(f"{path}: {printable(level[0][0], 100)} is nested more than {_DEEPEST} levels deep")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_settings(options: Sequence[str]) -> dict[str, str]:
