@@ -54,7 +54,7 @@ class Keeper:
         self._asked_to_stop = False
         self._pending = self._told = False
         self._saved_at = time.monotonic()
-        self._begun_step = -1
+        self._begun_step = self._told_step = -1
         self._witness: LiveHash | None = None
         self.last: Outcome | None = None
         """How the last save ended."""
@@ -176,7 +176,8 @@ class Keeper:
                     outcome.step, outcome.name, outcome.trouble, outcome.nbytes, round(outcome.seconds, 3)
                 )
             )
-        if outcome.trouble is not None:
+        if outcome.trouble is not None and outcome.step != self._told_step:  # once, however often it is tried
+            self._told_step = outcome.step
             self.tell(
                 f"the checkpoint of step {outcome.step} could not be saved: {outcome.trouble}; what was saved before "
                 "is still there"
