@@ -11,7 +11,10 @@ import pytest
 from alone import train_alone
 from commands import train
 
+from dure.checkpoint.where import open_to_write
+from dure.errors import UsageError
 from dure.files import make_own_folder, open_own, open_plain, read_at_most
+from dure.job import load_job
 from dure.run_folder import RunFolder
 
 NOBODY = 65534
@@ -70,6 +73,17 @@ def test_a_run_folder_of_another_users_is_refused(job, shared, victim):
     assert ended.code == 2
     assert f"{run} belongs to another user (uid {NOBODY})" in ended.err
     assert sorted(os.listdir(run)) == ["logs"], "nothing was written there"
+
+
+def test_a_folder_for_checkpoints_that_another_user_made_a_link_is_refused(job, shared, tmp_path):
+    run, target = RunFolder(shared / "run"), tmp_path / "target"
+    target.mkdir()
+    run.create()
+    run.path.chmod(0o777)
+    as_nobody(f"ln -s {target} {run.path}/checkpoints")
+    with pytest.raises(UsageError, match="a symbolic link of another user's"):
+        open_to_write(load_job(job), run)
+    assert not list(target.iterdir())
 
 
 @pytest.mark.parametrize("name", ["logs", "events", "pulse"])

@@ -242,7 +242,7 @@ def test_a_kill_at_any_moment_of_a_compaction_loses_and_repeats_nothing(tmp_path
         recorder = events.Recorder(path)
         recorder.bring_in(events.encode(stepped(2000), 0.0, 2001) + events.encode(stepped(1999), 0.0, 2000))
         recorder.record(events.Noted("next session"))
-        recorder.close()
+        recorder.close(60)
         expected = [*recorded, stepped(2000), events.Noted("next session")]
         assert without_samples(events.read_events(path)) == without_samples(expected)
         assert parts.totals_in(path).next_number == len(expected)
@@ -254,7 +254,7 @@ def test_what_a_killed_rank_had_not_written_is_brought_in_once(tmp_path):
     for step in range(10):
         first.record(stepped(step))
     pending = first.unwritten()
-    first.flush()
+    first.flush(60)
     kept = events.encode_all(
         events.Recorded(at, 0.0, stepped(at)) for at in range(5, 13)
     )  # 10-12 were not written
@@ -267,7 +267,7 @@ def test_what_a_killed_rank_had_not_written_is_brought_in_once(tmp_path):
         recorder.bring_in(kept)
         recorder.bring_in(pending())
         recorder.record(team(session))
-        recorder.close()
+        recorder.close(60)
     found = list(events.read_events(path))
     assert [event.step for event in found if isinstance(event, events.Stepped)] == list(range(13))
     assert events.Reading(path).skipped == 0
@@ -283,10 +283,10 @@ def test_a_follower_misses_and_repeats_nothing_while_parts_are_compacted(tmp_pat
     for step in range(6000):
         recorder.record(stepped(step))
         if step % 50 == 0:
-            recorder.flush()
+            recorder.flush(60)
         if step % 170 == 0:
             seen += follower.look()
-    recorder.close()
+    recorder.close(60)
     for _ in range(3):
         seen += follower.look()
     follower.close()
@@ -366,7 +366,7 @@ def test_a_full_disk_costs_events_not_the_training(tmp_path, capfd):
         for step in range(5, 300):
             recorder.record(stepped(step))
         recorder.record(events.Noted("something the user should know"))
-        recorder.close()
+        recorder.close(60)
         assert recorder.lost > 0
         told = capfd.readouterr().err
         assert told.count("cannot record events") == 1
@@ -413,6 +413,6 @@ def test_recording_a_step_costs_the_training_thread_under_100_microseconds(tmp_p
         for step in range(100):
             recorder.record(stepped(step))
         costs.append((time.thread_time() - began) / 100)
-    recorder.close()
+    recorder.close(60)
     print(f"recording: {sorted(costs)[10] * 1e6:.1f} µs of CPU a step")
     assert sorted(costs)[10] < 100e-6

@@ -210,7 +210,7 @@ def test_events_are_on_disk_or_still_to_be_had(tmp_path):
             pending = recorder.unwritten()()
             on_disk = recorder.path.read_text() if recorder.path.exists() else ""
             seen.append(f'"{number}"' in pending + on_disk)
-    recorder.close()
+    recorder.close(60)
     assert all(seen)
     assert recorder.unwritten()() == ""
     assert len(list(read_events(recorder.path))) == 3000

@@ -44,7 +44,7 @@ def test_the_value_of_a_secret_variable_is_not_told_wherever_it_turns_up(monkeyp
     display.tell(f"told: {SECRET}")
     recorder = events.Recorder(folder.events(0))
     recorder.record(events.Noted(f"noted: {SECRET} http://a:{SECRET}@b"))
-    recorder.close()
+    recorder.close(60)
     display.tick()
     display.close()
     told = capsys.readouterr().err

@@ -24,7 +24,7 @@ from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
 from dure.checkpoint.state import State
 from dure.errors import CheckpointError, DureError
 from dure.exchange.group import Group
-from dure.files import make_folders
+from dure.files import make_folders, make_own_folder
 from dure.storage import open_store
 
 Kind = Literal["storage", "rescue", "temporary"]
@@ -123,6 +123,7 @@ def _tried(
                 )  # for this user alone
             if place.kind != "storage" and "://" not in folder:
                 make_folders(Path(folder) / key)
+                make_own_folder(Path(folder) / key)  # nobody else's, who may have known the name
         except OSError as error:
             trouble = f"{place.folder}: {error.strerror}"
     folder, trouble = json.loads(ranks.gather(json.dumps([folder, trouble]), "making room elsewhere")[0])

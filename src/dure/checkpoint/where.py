@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from dure.errors import UsageError
-from dure.files import make_folders, read_at_most
+from dure.files import make_folders, make_own_folder, read_at_most
 from dure.job import LONGEST_JOB, LoadedJob
 from dure.run_folder import RunFolder
 from dure.say import printable
@@ -44,6 +44,8 @@ def open_to_write(loaded: LoadedJob, run: RunFolder) -> Store:
     if "://" not in place:
         try:
             make_folders(Path(place))
+            if Path(place).is_relative_to(run.path):
+                make_own_folder(Path(place))
         except OSError as error:
             raise UsageError(
                 f"cannot make the folder for checkpoints, {place}: {error.strerror}; choose another checkpoint.folder"

@@ -26,6 +26,7 @@ _HOLD_SECONDS = 0.5
 """Steps wait so long for others to share a line with; everything else is written at the next look."""
 _HOLD_STEPS = 256
 _OPEN_SECONDS = 5.0
+_BRING_IN_SECONDS = 30.0
 
 
 @dataclass
@@ -52,9 +53,10 @@ class Recorder:
     _opened: threading.Event = field(default_factory=threading.Event)
     """`_found` is known."""
     _totals: Totals = field(default_factory=Totals)
-    """Of all that is written."""
+    """Of all that was recorded, as far as the disk was tried."""
     _idle: threading.Event = field(default_factory=threading.Event)
     """All that was there at the last look is written."""
+    _patient: bool = True
     _compact_at: int = 0
     _told: bool = False
     _closing: bool = False
@@ -62,7 +64,7 @@ class Recorder:
 
     @property
     def storage(self) -> tuple[int, int]:
-        """Requests and bytes of all that this rank asked of the storage, in earlier sessions too; as far as written."""
+        """Requests and bytes of all that this rank asked of the storage, in earlier sessions too."""
         return self._totals.storage_requests, self._totals.storage_bytes
 
     def record(self, event: Event) -> None:
@@ -72,7 +74,8 @@ class Recorder:
     def unwritten(self) -> Callable[[], str]:
         """The events that may not be on disk yet, from the training thread; a few may be there already. What is
         returned encodes them, in whatever thread."""
-        if self._thread is None or not self._opened.wait(_OPEN_SECONDS):
+        if self._thread is None or not self._opened.wait(_OPEN_SECONDS if self._patient else 0.0):
+            self._patient = self._thread is None  # a disk that hangs is waited for once
             return lambda: ""
         pending = list(self._buffer)  # first: what leaves the buffer meanwhile is found below
         leaving = list(self._leaving)
@@ -88,7 +91,7 @@ class Recorder:
         if self.path is None or not lines:
             return
         self._begin()
-        if not self._opened.wait(_OPEN_SECONDS):  # the disk hangs
+        if not self._opened.wait(_BRING_IN_SECONDS):  # the disk hangs
             self.lost += lines.count("\n")
             return
         for line in lines.splitlines(keepends=True):
@@ -182,6 +185,7 @@ class Recorder:
         for _ in batch:  # never in neither place: a state that is kept now must find them
             self._buffer.popleft()
         records = self._numbered(batch)
+        self._totals = self._totals.after(records)  # also when the disk refuses: they happened
         try:
             size = _append(path, encode_all(records))
         except OSError as error:
@@ -193,7 +197,6 @@ class Recorder:
             return
         finally:
             self._leaving = ()
-        self._totals = self._totals.after(records)
         if size >= self._compact_at:
             try:
                 self._totals = compact(path, self._totals, time.monotonic())
