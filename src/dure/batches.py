@@ -5,20 +5,21 @@ from __future__ import annotations
 import ctypes
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-import numpy
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dure.dataset import SeededSamples
 from dure.errors import UsageError
+from dure.ledger import mark_of
 from dure.seeds import plant, seed_of
 from dure.shards import Split, parts_of, shards_of_rank
 
-MANY_IDS = 512
+MANY_IDS = 64
 """Above this, a step's sample ids are recorded as a hash only."""
 
 
@@ -55,7 +56,7 @@ class Batch:
     source: Batches = field(repr=False, compare=False)
     """What it is of."""
 
-    @property
+    @cached_property
     def mark(self) -> int:
         """Hash of `ids`; marks of ranks and steps add up."""
         return mark_of(self.ids)
@@ -100,15 +101,6 @@ class Plan:
             order[positions.start : positions.stop : positions.step].tolist()
             for positions in parts_of(self.split.positions(step, shard), self.accumulate)
         ]
-
-
-def mark_of(ids: Sequence[int]) -> int:
-    """The sum of `ledger_mark` over many samples at once; it is on the training thread's way."""
-    with numpy.errstate(over="ignore"):
-        marks = numpy.array(ids, dtype=numpy.uint64) + numpy.uint64(0x9E3779B97F4A7C15)
-        marks = (marks ^ (marks >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
-        marks = (marks ^ (marks >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
-        return int((marks ^ (marks >> numpy.uint64(31))).sum(dtype=numpy.uint64))
 
 
 class Batches:

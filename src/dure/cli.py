@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +17,7 @@ from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
 from dure.image.commands import image
 from dure.lab.commands import lab
-from dure.say import say
+from dure.say import keep_output_harmless, redacted, say, stdout_trouble
 from dure.slurm.commands import add_to as add_slurm_to
 
 if TYPE_CHECKING:
@@ -129,6 +130,14 @@ def train(
     ] = None,
     attached: Annotated[bool, typer.Option("--attached", hidden=True)] = False,
     port: Port = 0,
+    rescue_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the last state goes when it cannot be saved where it belongs, and where a run goes on from.",
+            show_default="a private folder in $TMPDIR",
+        ),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
     ] = False,
@@ -145,11 +154,12 @@ def train(
     from dure.launch.nodes.key_by_hand import key_by_hand, key_file
     from dure.run_job import Admission, Start, nodes_of, run_job, train_inside
 
-    loaded = load_job(job, parse_settings(settings or []), ranks, nodes, hosts)
+    settings = [*(settings or []), *_rescue_setting(rescue_dir)]
+    loaded = load_job(job, parse_settings(settings), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
-    options = [f"--set={setting}" for setting in settings or []]
+    options = [f"--set={setting}" for setting in settings]
     options += [f"--ranks={ranks}"] if ranks is not None else []
     options += ["--json"] if as_json else []
     options += [f"--lang={lang}"] if lang is not None else []
@@ -306,21 +316,52 @@ def drill(
         raise typer.Exit(3)
 
 
+def _rescue_setting(rescue_dir: str | None) -> list[str]:
+    """What --rescue-dir says, as the setting that it is: other nodes and the inside of an image are told so too."""
+    if rescue_dir is None:
+        return []
+    path = rescue_dir if "://" in rescue_dir else os.path.abspath(rescue_dir)
+    return [f"checkpoint.rescue={json.dumps(path, ensure_ascii=False)}"]
+
+
 def main() -> None:
     """Run the command line; a failure is one line on stderr and the exit code that belongs to it."""
+    keep_output_harmless()
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
     try:
         app()
+    except SystemExit as ended:  # as the command ends when all went well, too
+        if ended.code in (None, 0):
+            return _unprinted()
+        return ended.code if isinstance(ended.code, int) else 1
     except RankFailed as failed:
         if failed.details:
-            print(failed.details.rstrip(), file=sys.stderr)
-        _fail(failed)
+            print(redacted(failed.details.rstrip()), file=sys.stderr)
+        return _failed(failed)
     except DureError as error:
-        _fail(error)
+        return _failed(error)
+    except OSError as error:  # the system's own words, for what no room has better ones for
+        what = f"{error.filename}: " if error.filename is not None else ""
+        say(f"{what}{error.strerror or error}")
+        return 1
+    return _unprinted()
 
 
-def _fail(error: DureError) -> NoReturn:
+def _failed(error: DureError) -> int:
     say(str(error))
-    sys.exit(error.exit_code)
+    return error.exit_code
+
+
+def _unprinted() -> int:
+    """The exit code of a command that did all it should, but whose result may not have been written."""
+    trouble = stdout_trouble()
+    if trouble is None or trouble.errno == errno.EPIPE:  # `| head` has seen enough
+        return 0
+    say(f"cannot write the result to standard output: {trouble.strerror}")
+    return 1
 
 
 def _print_config(loaded: LoadedJob) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from dure.events import Evaluated, Loading, Noted, Proved, Stepped, TeamFormed, decode
+from dure.events import Evaluated, Event, Follower, Loading, Noted, Proved, Stepped, TeamFormed
 from dure.language import Language
 from dure.pulse import Phase, read_beat
 from dure.run_folder import RunFolder
+from dure.say import printable, redacted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +29,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "ranks",
         "proof": "all {ranks} replicas the same at step {step}: {fingerprint}",
         "eval": "held out: {metrics}",
+        "unread": "{lines} line(s) of {path} could not be read, and were left out",
         "restart": "all ranks start again (restart {without_progress} of {max_restarts} without progress): {cause}",
         "fewer": "goes on with {ranks} ranks, after {max_restarts} restarts without progress: {cause}",
     },
@@ -36,6 +40,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "ranks": "랭크",
         "proof": "스텝 {step}에서 복제본 {ranks}개가 모두 같음: {fingerprint}",
         "eval": "평가: {metrics}",
+        "unread": "{path}의 {lines}줄을 읽을 수 없어 건너뛰었습니다",
         "restart": "모든 랭크를 다시 시작합니다 (진전 없는 재시작 {max_restarts}번 중 {without_progress}번째): {cause}",
         "fewer": "진전 없이 {max_restarts}번 다시 시작했으므로, 랭크 {ranks}개로 계속합니다: {cause}",
     },
@@ -54,8 +59,7 @@ class Display:
         self._word = _WORDS[language]
         self._stream = stream or sys.stderr
         # A run that goes on has shown what it did before.
-        self._read = folder.events(0).stat().st_size if folder.events(0).exists() else 0
-        self._rest = ""
+        self._events = Follower(folder.events(0), from_end=True)
         self._steps = 0
         self._last: Stepped | None = None
         self._losses: deque[float] = deque(maxlen=48)
@@ -78,7 +82,7 @@ class Display:
     def tell(self, text: str) -> None:
         """Say something that should stay to be seen."""
         if self._live is not None:
-            self._live.console.print(f"dure: {text}", highlight=False, markup=False)
+            self._live.console.print(f"dure: {redacted(text)}", highlight=False, markup=False)
         else:
             self._say(text)
 
@@ -95,6 +99,9 @@ class Display:
     def close(self) -> None:
         """Show the last state and let go of the terminal."""
         self._follow()
+        self._events.close()
+        if unread := self._events.reading.skipped:
+            self.tell(self._word["unread"].format(lines=unread, path=self._folder.events(0)))
         if self._live is not None:
             self._live.update(self._picture(), refresh=True)
             self._live.stop()
@@ -103,19 +110,10 @@ class Display:
             self._say(self._step_line())
 
     def _follow(self) -> None:
-        try:
-            with self._folder.events(0).open(encoding="utf-8") as file:
-                file.seek(self._read)
-                text = file.read()
-                self._read = file.tell()
-        except OSError:
-            return
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            self._take(line)
+        for event in self._events.look():
+            self._take(event)
 
-    def _take(self, line: str) -> None:
-        event = decode(line + "\n")
+    def _take(self, event: Event) -> None:
         match event:
             case TeamFormed():
                 self._steps = event.steps
@@ -128,18 +126,19 @@ class Display:
                 self._say(self._loading)
             case Stepped():
                 self._last = event
-                self._losses.append(event.loss)
+                if math.isfinite(event.loss):
+                    self._losses.append(event.loss)
                 self._recent.append((sum(event.seconds.values()), event.samples_of_batch))
             case Proved():
                 self._proof = self._word["proof"].format(
-                    ranks=self._ranks, step=event.step + 1, fingerprint=event.fingerprint
+                    ranks=self._ranks, step=event.step + 1, fingerprint=printable(event.fingerprint)
                 )
             case Evaluated():
-                shown = " · ".join(f"{name} {value:.4g}" for name, value in event.metrics.items())
+                shown = " · ".join(f"{printable(name)} {value:.4g}" for name, value in event.metrics.items())
                 self._judged = self._word["eval"].format(metrics=shown)
                 self._say(self._judged)
             case Noted():
-                self._say(event.text)
+                self._say(printable(event.text, 2000))
 
     def _step_line(self) -> str:
         assert self._last is not None
@@ -175,7 +174,10 @@ class Display:
 
     def _say(self, text: str) -> None:
         if self._live is None:
-            print(f"dure: {text}", file=self._stream, flush=True)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # a log that cannot be written is no reason to stop
+                print(f"dure: {redacted(text)}", file=self._stream, flush=True)
             self._said_at = time.monotonic()
 
 
@@ -191,6 +193,8 @@ def _live_display(stream: TextIO):  # type: ignore[no-untyped-def]  # noqa: ANN2
 
 
 def _sparkline(values: deque[float]) -> str:
+    if not values:
+        return ""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in values)

@@ -28,6 +28,9 @@ class Judged:
     """Of this rank."""
     mark: int
     """Hash of those samples."""
+    samples_of_all: int
+    """Of all ranks."""
+    mark_of_all: int
 
 
 def evaluate(
@@ -52,13 +55,18 @@ def evaluate(
                     for at, (total, count) in enumerate(_measured(module, part, measures, setting)):
                         sums[at, 0, shard.shard] += float(total)
                         sums[at, 1, shard.shard] += count
+    used = torch.tensor(
+        [samples, mark >> 32, mark & (2**32 - 1)], dtype=torch.float64
+    )  # whole numbers: exact
     if group is not None:
         group.sum(sums, "adding up the evaluation")
+        group.sum(used, "adding up the evaluation's samples")
     metrics = {}
     for at, name in enumerate(measures):
         whole, over = (tree.tree_sum(sums[at, what].tolist()) for what in range(2))
         metrics[name] = whole / over if over else float("nan")
-    return Judged(metrics, samples, mark)
+    of_all, high, low = map(int, used.tolist())
+    return Judged(metrics, samples, mark, of_all, ((high << 32) + low) & (2**64 - 1))
 
 
 def rehearse(

@@ -131,7 +131,8 @@ def _name_of(path: str, module: ModuleType, folder: Path) -> str:
     """The same on every node: relative to the job's folder, or the module's name."""
     resolved = Path(path).resolve()
     base = folder.resolve()
-    return str(resolved.relative_to(base)) if resolved.is_relative_to(base) else module.__name__
+    name = str(resolved.relative_to(base)) if resolved.is_relative_to(base) else module.__name__
+    return name.encode(errors="backslashreplace").decode()  # for a path that is not UTF-8
 
 
 def _sha256(path: str) -> str:
@@ -147,7 +148,7 @@ def _module_of(reference: str, key: str, folder: Path) -> ModuleType:
 
 
 def _load_file(path: Path, key: str) -> ModuleType:
-    name = f"dure_job_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    name = f"dure_job_{path.stem}_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():

@@ -62,6 +62,10 @@ class Outcome:
     """Time this rank only waited for the exchange to end."""
     flags: int
     """What any rank asked for in this step (bits): the same on all ranks."""
+    samples: int
+    """Of all ranks; of this one when sync is off."""
+    mark: int
+    """Hash of those samples (see `ledger`)."""
 
 
 class Lockstep:
@@ -146,7 +150,14 @@ class Lockstep:
         self._awaits_update = True
         mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
         asked = reduce(or_, step.totals.flags)
-        return Outcome(mean, step.handed_over_at - began, ended - step.handed_over_at, asked)
+        return Outcome(
+            mean,
+            step.handed_over_at - began,
+            ended - step.handed_over_at,
+            asked,
+            step.totals.samples,
+            step.totals.mark,
+        )
 
     def update(
         self,
@@ -266,6 +277,7 @@ class Lockstep:
         ranks, rank = (setting.ranks, setting.rank) if setting.sync else (1, 0)
         totals = StepTotals.empty(setting.shards, ranks)
         totals.flags[rank], totals.steps[rank] = flags, batch.step
+        totals.samples, totals.mark = len(batch.ids), batch.mark
         return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals)
 
     def _take_off_unused(self, unused: set[int]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from dure.files import open_own, read_at_most
+
 
 class Phase(IntEnum):
     """What a rank does. The numbers stand in files: add new ones at the end."""
@@ -58,6 +60,11 @@ class Pulse:
         self._last = (0, Phase.STARTING)
 
     @property
+    def kept(self) -> bool:
+        """Whether beats can be seen by others."""
+        return self._map is not None
+
+    @property
     def last(self) -> tuple[int, Phase]:
         """Where this rank said that it is."""
         return self._last
@@ -89,7 +96,7 @@ def read_beat(path: Path) -> Beat | None:
     """Return the last beat in `path`; None when there is none, or when none could be read whole."""
     for _ in range(3):
         try:
-            data = path.read_bytes()
+            data = read_at_most(path, _BYTES)
         except OSError:
             return None
         if len(data) != _BYTES:
@@ -104,7 +111,7 @@ def read_beat(path: Path) -> Beat | None:
 
 def _reserve(path: Path) -> mmap.mmap | None:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         return None
     try:

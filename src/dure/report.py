@@ -1,37 +1,16 @@
-"""A run in numbers and in words, from its events and its ranks' results. Works without torch."""
+"""A run in numbers and in words, from what its ranks came to. Works without torch."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dure.events import Evaluated, Stepped, StorageUsed, TeamFormed, read_events
 from dure.job import Job
 from dure.language import Language
+from dure.ledger import Ledger, verdict
 from dure.results import RankResult
 from dure.run_folder import RunFolder
-from dure.shards import ledger_mark
-
-_WRAP = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """Which samples were really used, from what the ranks recorded."""
-
-    epochs: int
-    """Complete epochs that were checked."""
-    exactly_once: bool | None
-    """Every sample once in each of them; None when there is no complete epoch to check."""
-    repeated: tuple[int, ...] = ()
-    """Some samples that came more than once in an epoch, if there are any."""
-    missing: tuple[int, ...] = ()
-    """Some samples that never came in a complete epoch."""
-    eval_exactly_once: bool | None = None
-    """Every evaluation sample once, in every evaluation."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +87,12 @@ def summarize(
         weights_sha256=first.weights_sha256,
         fingerprints=[result.fingerprint for result in results],
         seconds={name: round(value, 3) for name, value in {**seconds, **first.seconds}.items()},
-        ledger=read_ledger(folder, first.samples, together),
+        ledger=verdict([result.ledger for result in results], first.samples, together=together),
         completely_recorded=lost == 0,
         apart=None if first.apart is None else asdict(first.apart),
         metrics_by_rank=None if together else [result.metrics for result in results],
         loaded=None if first.loaded is None else {key: vars(first.loaded)[key] for key in _LOADED},
-        storage=read_storage(folder, len(results)),
+        storage=_storage(results),
         notes=notes,
         resumed_from=first.start or None,
     )
@@ -122,76 +101,16 @@ def summarize(
 _LOADED = ("weights", "how", "fingerprint", "bytes")
 
 
-def read_storage(folder: RunFolder, ranks: int) -> dict[str, Any]:
-    """What each rank recorded of its use of the storage, and the sums."""
-    by_rank = [{"requests": 0, "bytes": 0} for _ in range(ranks)]
-    for rank, used in enumerate(by_rank):
-        for event in read_events(folder.events(rank)):
-            if isinstance(event, StorageUsed):
-                used["requests"] += event.requests
-                used["bytes"] += event.bytes
+def _storage(results: Sequence[RankResult]) -> dict[str, Any]:
+    """What each rank asked of the storage, and the sums."""
+    by_rank = [
+        {"requests": requests, "bytes": nbytes} for requests, nbytes in (one.storage for one in results)
+    ]
     return {
         "requests": sum(used["requests"] for used in by_rank),
         "bytes": sum(used["bytes"] for used in by_rank),
         "by_rank": by_rank,
     }
-
-
-def read_ledger(folder: RunFolder, samples: int, together: bool) -> Ledger:
-    """Check from the events that every sample was used exactly once in each complete epoch.
-
-    A run may have had several sessions, with other numbers of ranks. What a session did from the next one's start
-    on was done again, and counts there.
-    """
-    marks: Counter[int] = Counter()
-    counts: Counter[int] = Counter()
-    used: dict[int, Counter[int]] = {}
-    judged: dict[int, tuple[int, int, int]] = {}
-    starts = {e.session: e.start for e in read_events(folder.events(0)) if isinstance(e, TeamFormed)}
-    ends = {of: min((at for later, at in starts.items() if later > of), default=math.inf) for of in starts}
-    for path in folder.all_events():
-        end = math.inf
-        for event in read_events(path):
-            if isinstance(event, TeamFormed):
-                end = ends.get(event.session, math.inf)
-            elif isinstance(event, Stepped | Evaluated) and event.step >= end:
-                continue
-            elif isinstance(event, Stepped):
-                marks[event.epoch] = (marks[event.epoch] + int(event.mark, 16)) & _WRAP
-                counts[event.epoch] += event.samples
-                used.setdefault(event.epoch, Counter()).update(event.ids or ())
-            elif isinstance(event, Evaluated):
-                mark, count, _ = judged.get(event.step, (0, 0, 0))
-                judged[event.step] = (
-                    (mark + int(event.mark, 16)) & _WRAP,
-                    count + event.samples,
-                    event.samples_of_all,
-                )
-    complete = [epoch for epoch in counts if counts[epoch] >= samples]
-    whole = _mark_of_all(samples)
-    repeated = {sample for of_epoch in used.values() for sample, times in of_epoch.items() if times > 1}
-    missing = {
-        sample
-        for epoch in complete
-        if marks[epoch] != whole and sum(used[epoch].values()) == counts[epoch]
-        for sample in range(samples)
-        if sample not in used[epoch]
-    }
-    right = all(marks[epoch] == whole and counts[epoch] == samples for epoch in complete) and not repeated
-    eval_right = None
-    if judged and together:
-        eval_right = all(count == n and mark == _mark_of_all(n) for mark, count, n in judged.values())
-    return Ledger(
-        epochs=len(complete),
-        exactly_once=right if complete else None,
-        repeated=tuple(sorted(repeated)[:10]),
-        missing=tuple(sorted(missing)[:10]),
-        eval_exactly_once=eval_right,
-    )
-
-
-def _mark_of_all(samples: int) -> int:
-    return sum(map(ledger_mark, range(samples))) & _WRAP
 
 
 _WORDS: dict[Language, dict[str, str]] = {
@@ -209,8 +128,8 @@ _WORDS: dict[Language, dict[str, str]] = {
         "data": "samples",
         "once": "{samples:,} × {epochs} epochs: each exactly once an epoch",
         "not_once": "NOT each exactly once an epoch: repeated {repeated}, missing {missing}",
+        "not_once_unnamed": "NOT each exactly once an epoch; which ones cannot be told: more than one",
         "partly": "{seen:,} seen, no complete epoch",
-        "unrecorded": "{seen:,} seen (not all recorded, so not checked)",
         "loss": "loss",
         "held_out": "held out",
         "speed": "speed",
@@ -239,8 +158,8 @@ _WORDS: dict[Language, dict[str, str]] = {
         "data": "샘플",
         "once": "{samples:,}개 × {epochs} 에포크: 에포크마다 각각 정확히 한 번",
         "not_once": "정확히 한 번이 아닙니다: 반복 {repeated}, 누락 {missing}",
+        "not_once_unnamed": "정확히 한 번이 아닙니다. 둘 이상이라 어느 샘플인지는 알 수 없습니다",
         "partly": "{seen:,}개를 봄, 완전한 에포크 없음",
-        "unrecorded": "{seen:,}개를 봄 (기록이 완전하지 않아 확인하지 못함)",
         "loss": "손실",
         "held_out": "평가",
         "speed": "속도",
@@ -298,12 +217,12 @@ def _storage_rows(summary: Summary, word: dict[str, str]) -> list[tuple[str, str
 
 def _samples_line(summary: Summary, word: dict[str, str]) -> str:
     ledger = summary.ledger
-    if not summary.completely_recorded:
-        return word["unrecorded"].format(seen=summary.samples_seen)
     if ledger.exactly_once is None:
         return word["partly"].format(seen=summary.samples_seen)
     if ledger.exactly_once:
         return word["once"].format(samples=summary.samples, epochs=ledger.epochs)
+    if not ledger.repeated and not ledger.missing:
+        return word["not_once_unnamed"]
     return word["not_once"].format(repeated=list(ledger.repeated), missing=list(ledger.missing))
 
 

@@ -51,10 +51,14 @@ class RankResult:
     lost_events: int
     apart: Apart | None
     notes: tuple[str, ...]
+    ledger: dict[str, Any]
+    """The samples that were used (`SampleLedger.to_plain`): by all ranks, or by this one when they train apart."""
     loaded: Loaded | None = None
     """The pretrained weights, if there are any."""
     start: int = 0
     """The first step of this session; more than 0 when the run was resumed."""
+    storage: tuple[int, int] = (0, 0)
+    """Requests and bytes that this rank asked of the storage, in all sessions."""
 
     def as_json(self) -> dict[str, Any]:
         """As plain values, for the way from another node."""
@@ -67,6 +71,7 @@ class RankResult:
             **{
                 **values,
                 "notes": tuple(values["notes"]),
+                "storage": tuple(values["storage"]),
                 "apart": Apart(**values["apart"]) if values["apart"] is not None else None,
                 "loaded": Loaded(**values["loaded"]) if values["loaded"] is not None else None,
             }

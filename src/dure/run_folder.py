@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dure.files import make_own_folder
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -62,6 +64,7 @@ class RunFolder:
         return self.path / "pulse" / f"rank-{rank}"
 
     def create(self) -> None:
-        """Make the folders that the ranks write into."""
+        """Make the folders that the ranks write into; PermissionError when one of them is another user's."""
+        make_own_folder(self.path)
         for name in ("events", "logs", "errors", "stacks", "pulse"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
+            make_own_folder(self.path / name)

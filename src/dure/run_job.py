@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import itertools
@@ -19,7 +20,7 @@ from dure.display import Display
 from dure.doctor.quick import quick_checks, refuse_bad
 from dure.doctor.words import in_one_line
 from dure.errors import UsageError
-from dure.files import write_whole
+from dure.files import open_own, read_at_most, write_whole
 from dure.image.enter import digest_inside, enter
 from dure.job import Cluster, LoadedJob
 from dure.language import Language, chosen_language
@@ -35,7 +36,7 @@ from dure.launch.team import forget_last_run, record_restart
 from dure.report import in_words, summarize
 from dure.results import RankResult
 from dure.run_folder import RunFolder
-from dure.say import say
+from dure.say import redacted, say, stdout_trouble
 from dure.team_key import TeamKey
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def run_job(
             )
             if nodes is not None:  # before any node starts a rank
                 forget_last_run(folder, nodes.count * nodes.ranks)
-            write_whole(folder.job, loaded.to_json())
+            _write_job(folder, loaded)
             return folder.path
 
         if nodes is None:
@@ -115,6 +116,20 @@ def run_job(
         _summarize(loaded, folder, results, language, began, as_json=as_json)
 
 
+def _write_job(folder: RunFolder, loaded: LoadedJob) -> None:
+    """Keep the job as it runs; a run that goes on may find it there already, on a disk that is full by now."""
+    text = loaded.to_json().encode()
+    with contextlib.suppress(OSError):
+        if read_at_most(folder.job, len(text)) == text:
+            return
+    try:
+        write_whole(folder.job, text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {folder.job}: {error.strerror}; make room, or give another --run-dir"
+        ) from None
+
+
 def _summarize(
     loaded: LoadedJob,
     folder: RunFolder,
@@ -130,8 +145,10 @@ def _summarize(
     try:
         write_whole(folder.summary, text)
     except OSError as error:
-        say(f"cannot write {folder.summary}: {error}")
-    print(text if as_json else in_words(summary, language))
+        say(f"cannot write {folder.summary}: {error.strerror}")
+    print(redacted(text if as_json else in_words(summary, language)))
+    if (trouble := stdout_trouble()) is not None and trouble.errno != errno.EPIPE:
+        say(f"cannot print the summary: {trouble.strerror}; it is in {folder.summary}")
 
 
 def train_inside(
@@ -268,8 +285,8 @@ def _launch(
     team = loaded.job.team
 
     def ask_to_stop(signal_name: str) -> None:
-        folder.stop.touch()
         say(f"{signal_name}: stops after this step and saves; once more stops at once")
+        os.close(open_own(folder.stop, os.O_WRONLY | os.O_CREAT))
 
     leads = joined is None or joined.leader is not None
     display = Display(folder, team.ranks * loaded.job.cluster.nodes, language) if leads else None
@@ -311,13 +328,15 @@ def _launch(
             joined=joined,
             on_team=tell_team,
             to_json=_as_json,
+            on_said=say if display is None else display.tell,
         )
     finally:
         tick()
         if display is not None:
             display.close()
         if leads:
-            folder.stop.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.stop.unlink(missing_ok=True)
     return results
 
 
@@ -400,9 +419,8 @@ def new_run(
         )
     try:
         folder.create()
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the run folder {path}: {error.strerror}; give another --run-dir"
-        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in its path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot make the run folder {path}: {reason}; give another --run-dir") from None
     with Claim(folder, claim_seconds):
         yield folder

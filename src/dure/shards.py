@@ -53,13 +53,15 @@ class Split:
             start = step * self.global_batch
             return range(start + shard, start + self.batch_size(step), self.shards)
         before = step * _part(self.global_batch, self.shards, shard)
-        start = sum(self._total(other) for other in range(shard)) + before
+        start = self._before(shard) + before
         return range(start, start + self.count(step, shard))
 
-    def _total(self, shard: int) -> int:
-        """Samples of this shard in the whole epoch."""
+    def _before(self, shard: int) -> int:
+        """Samples of all shards before this one in the whole epoch."""
         full, rest = divmod(self.samples_of_epoch, self.global_batch)
-        return full * _part(self.global_batch, self.shards, shard) + _part(rest, self.shards, shard)
+        return full * _parts_before(self.global_batch, self.shards, shard) + _parts_before(
+            rest, self.shards, shard
+        )
 
 
 def shards_of_rank(rank: int, ranks: int, shards: int) -> range:
@@ -88,6 +90,11 @@ def _part(whole: int, parts: int, index: int) -> int:
     return whole // parts + (index < whole % parts)
 
 
+def _parts_before(whole: int, parts: int, index: int) -> int:
+    """The size of all parts before `index`."""
+    return whole // parts * index + min(index, whole % parts)
+
+
 def ledger_mark(sample: int) -> int:
     """A 64-bit mark of one sample id. Marks add up (mod 2⁶⁴) to a hash of a *multiset* of samples, so that
     ranks can be added in any order and one repeated or missing sample shows."""
@@ -95,6 +102,16 @@ def ledger_mark(sample: int) -> int:
     mark = ((mark ^ (mark >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mark = ((mark ^ (mark >> 27)) * 0x94D049BB133111EB) & _MASK
     return mark ^ (mark >> 31)
+
+
+def sample_of_mark(mark: int) -> int:
+    """The inverse of `ledger_mark`."""
+    mark ^= mark >> 31 ^ mark >> 62
+    mark = mark * pow(0x94D049BB133111EB, -1, 1 << 64) & _MASK
+    mark ^= mark >> 27 ^ mark >> 54
+    mark = mark * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & _MASK
+    mark ^= mark >> 30 ^ mark >> 60
+    return (mark - 0x9E3779B97F4A7C15) & _MASK
 
 
 _MASK = (1 << 64) - 1

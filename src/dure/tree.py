@@ -44,10 +44,16 @@ def join_order(pieces: Sequence[range], leaves: int) -> tuple[list[tuple[int, in
 
 
 def subtrees(run: range, leaves: int) -> list[range]:
-    """The largest complete subtrees that make up a run of leaves, from left to right."""
-    _, roots = join_order([range(leaf, leaf + 1) for leaf in run], leaves)
-    starts = [run[root] for root in roots]
-    return [range(start, stop) for start, stop in zip(starts, [*starts[1:], run.stop], strict=True)]
+    """The largest complete subtrees that make up a run of leaves, from left to right: what `join_order` leaves of its
+    single leaves, found without looking at each of them."""
+    found, start = [], run.start
+    while start < run.stop:
+        size = 1
+        while start % (2 * size) == 0 and start + size < leaves and min(start + 2 * size, leaves) <= run.stop:
+            size *= 2
+        found.append(range(start, min(start + size, leaves)))
+        start = found[-1].stop
+    return found
 
 
 def tree_sum(values: Sequence[float]) -> float:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from pathlib import Path
 
 import psutil
 from leftovers import wait_until
+
+from dure.events import Stepped, read_events
 
 HERE = Path(__file__).parent
 JOB = """
@@ -116,10 +117,8 @@ class Started:
 
 def furthest_step(run):
     """The last step that rank 0 of a run has recorded."""
-    path = run / "events" / "rank-0.jsonl"
-    text = path.read_text() if path.exists() else ""
-    steps = [int(number) for number in re.findall(r'"kind": "step".*?"step": (\d+)', text)]
-    return steps[-1] if steps else -1
+    recorded = read_events(run / "events" / "rank-0.jsonl")
+    return next((event.step for event in reversed([*recorded]) if isinstance(event, Stepped)), -1)
 
 
 def wait_for_step(run, step, started, deadline_seconds=240):

@@ -1,5 +1,6 @@
 """Several nodes, one run: the documents' two nodes by hand and by ssh, and what happens when a cable is pulled."""
 
+import json
 import os
 import random
 import re
@@ -99,6 +100,29 @@ def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start,
     assert second.process.wait(120) == 0
     assert "the leader, 10.0.1.10, has the summary" in second.said
     assert "127.0.0.1" not in first.said + second.said
+
+
+def test_when_storage_goes_away_on_one_node_the_other_saves_the_end_for_both(start, lab, storage, weights):
+    put_job(storage, STEPS, SLOW)
+    run = storage / "checkpoints" / "one-node"
+    first, second = (start(f"node{node}", *by_hand(node, "one-node")) for node in (0, 1))
+    go_on(run, 5, first, storage)
+    inside = "/mnt/shared/checkpoints/one-node"
+    mount = f"mount --bind {inside} {inside} && mount -o remount,bind,ro {inside}"
+    subprocess.run(lab.command("node1", ["sh", "-c", mount]), check=True, timeout=60)
+    try:
+        first.says("could not be saved: rank 2")
+        set_pace(storage, 0.0)
+        summary = first.summary()
+        assert second.process.wait(120) == 0, second.said
+    finally:
+        subprocess.run(lab.command("node1", ["umount", "-l", inside]), check=True, timeout=60)
+    assert summary["weights_sha256"] == weights
+    assert any("the last checkpoint was saved by node0 alone" in note for note in summary["notes"])
+    assert summary["ledger"]["exactly_once"] is True
+    listed = json.loads(dure("checkpoints", run, "--json").out)["checkpoints"]
+    assert (listed[0]["step"], listed[0]["files"], listed[0]["verified"]) == (STEPS, 2, True)
+    assert "cannot record events" in second.said, "told on the node whose disk it is"
 
 
 @pytest.mark.soak

@@ -1,12 +1,11 @@
 """Whatever is wrong, one clear line says so; the exit code is right and nothing is left behind."""
 
 import os
+import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
-from alone import train_alone
 from commands import dure, train
 from leftovers import family, no_new_family, no_new_shared_memory, shared_memory
 
@@ -201,25 +200,23 @@ def test_a_run_folder_is_left_alone_and_events_that_cannot_be_written_do_not_sto
     assert any("incompletely recorded" in note for note in summary["notes"])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk")
-def test_a_full_disk_does_not_stop_training(job, tmp_path):
-    whole = train_alone(job, tmp_path / "whole", {"train.epochs": "40"})
-    (tmp_path / "run").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=72k", "tmpfs", tmp_path / "run"], check=True)
-    try:
-        ended = train(job, tmp_path / "run", "--set", "train.epochs=40")
-    finally:
-        subprocess.run(["umount", "-l", tmp_path / "run"], check=True)
-    assert ended.summary["weights_sha256"] == whole.weights_sha256
-    assert ended.summary["completely_recorded"] is False
-    assert "No space left" in ended.err
-
-
 @pytest.mark.soak
 def test_a_batch_smaller_than_the_shards_works_and_says_so(job, tmp_path):
     summary = train(job, tmp_path / "run", "--set", "data.global_batch=3").summary
     assert summary["ledger"]["exactly_once"] is True
     assert any("5 of 8 shards have no samples" in note for note in summary["notes"])
+
+
+def test_paths_that_are_not_utf8_are_paths_like_others(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    shutil.copy(Path(__file__).parent / "broken.py", folder)
+    (folder / "job.toml").write_text(JOB.replace("{here}/", ""))
+    ended = train(folder / "job.toml", folder / "run")
+    assert ended.summary["ledger"]["exactly_once"] is True
+    again = train(folder / "job.toml", folder / "run").summary
+    assert again["resumed_from"] == 8
+    assert again["run"] == str(folder / "run")
 
 
 def test_an_unknown_command_or_option_is_a_usage_error():

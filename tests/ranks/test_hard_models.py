@@ -13,7 +13,7 @@ from dure.errors import RankFailed
 from dure.events import Evaluated, read_events
 from dure.job import load_job
 from dure.launch import run_team
-from dure.report import read_ledger
+from dure.ledger import verdict
 from dure.run_folder import RunFolder
 
 
@@ -75,7 +75,7 @@ def test_the_last_epoch_is_judged_once(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
     loaded, folder = load_job(tmp_path / "job.toml"), RunFolder(tmp_path / "run")
     arguments = (loaded.to_json(), str(folder.path))
-    run_team("dure.train:run_rank", arguments, ranks=2, folder=folder, hang_seconds=300)
+    results = run_team("dure.train:run_rank", arguments, ranks=2, folder=folder, hang_seconds=300)
     judged = [event.step for event in read_events(folder.events(0)) if isinstance(event, Evaluated)]
     assert judged == [3, 7]
-    assert read_ledger(folder, 61, together=True).eval_exactly_once
+    assert verdict([result.ledger for result in results], 61, together=True).eval_exactly_once

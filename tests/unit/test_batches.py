@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.batches import Batches, Plan, mark_of
+from dure.batches import Batches, Plan
 from dure.errors import UsageError
+from dure.ledger import mark_of
 from dure.shards import Split, ledger_mark
 
 

@@ -124,7 +124,11 @@ def test_the_newest_state_is_found_by_a_new_team_and_a_damaged_one_is_not():
         kept = []
         for step in range(1, 8):
             if tier.is_due(step):
-                tier.keep(lambda share, step=step: trained.capture(share, step), step, f"before {step}\n")
+                tier.keep(
+                    lambda share, step=step: trained.capture(share, step),
+                    step,
+                    lambda step=step: f"before {step}\n",
+                )
                 kept.append(step)
         assert kept == [2, 4, 6]
         tier.close()
@@ -137,7 +141,7 @@ def test_the_newest_state_is_found_by_a_new_team_and_a_damaged_one_is_not():
         assert found.state.facts["step"] == 4
         # The next one takes the damaged one's place, not that of the last good one.
         tier.begin(4)
-        tier.keep(lambda share: trained.capture(share, 5), 5, "")
+        tier.keep(lambda share: trained.capture(share, 5), 5, str)
         tier.settle()
         assert sorted(slot.records()[0].step for slot in tier._slots) == [4, 5]
         tier.close()
@@ -169,7 +173,7 @@ def test_a_new_team_has_room_where_the_old_one_had(monkeypatch):
             tier = memory_tier(keep.environment, 0, 1, Group(None, 0, 1), 1)
             tier.begin(step)
             for at in (step + 1, step + 2):
-                tier.keep(lambda share, at=at: trained.capture(share, at), at, "")
+                tier.keep(lambda share, at=at: trained.capture(share, at), at, str)
             assert tier.trouble == ""
             tier.close()
             monkeypatch.setattr("dure.checkpoint.memory.free_memory_bytes", lambda: 1 << 10)
@@ -203,10 +207,10 @@ def test_events_are_on_disk_or_still_to_be_had(tmp_path):
     for number in range(3000):
         recorder.record(Noted(str(number)))
         if number % 100 == 0:
-            pending = recorder.unwritten()
+            pending = recorder.unwritten()()
             on_disk = recorder.path.read_text() if recorder.path.exists() else ""
             seen.append(f'"{number}"' in pending + on_disk)
-    recorder.close()
+    recorder.close(60)
     assert all(seen)
-    assert recorder.unwritten() == ""
+    assert recorder.unwritten()() == ""
     assert len(list(read_events(recorder.path))) == 3000

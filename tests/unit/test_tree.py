@@ -2,11 +2,15 @@
 
 import itertools
 import random
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dure import tree
+from dure.job.limits import MOST_SHARDS
+from dure.reduce.exchanger import most_pieces
+from dure.shards import Split
 
 
 def reference(values):
@@ -51,6 +55,24 @@ def test_subtrees_cover_the_run_and_are_few(leaves, data):
     found = tree.subtrees(range(start, stop), leaves)
     assert [leaf for piece in found for leaf in piece] == list(range(start, stop))
     assert len(found) <= 2 * leaves.bit_length()
+
+
+@given(st.integers(1, 64), st.data())
+def test_subtrees_are_what_joining_single_leaves_comes_to(leaves, data):
+    start = data.draw(st.integers(0, leaves - 1))
+    stop = data.draw(st.integers(start + 1, leaves))
+    _, roots = tree.join_order([range(leaf, leaf + 1) for leaf in range(start, stop)], leaves)
+    assert [piece.start for piece in tree.subtrees(range(start, stop), leaves)] == [
+        start + root for root in roots
+    ]
+
+
+def test_the_most_shards_that_a_job_may_have_are_cut_in_a_moment():
+    began = time.process_time()
+    assert max(most_pieces(rank, 7, MOST_SHARDS) for rank in range(7)) < 32
+    split = Split(10 * MOST_SHARDS, MOST_SHARDS, MOST_SHARDS, "blocks")
+    assert sum(len(split.positions(3, shard)) for shard in range(MOST_SHARDS)) == MOST_SHARDS
+    assert time.process_time() - began < 30
 
 
 def test_nothing_adds_up_to_zero():

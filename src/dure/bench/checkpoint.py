@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from dure.drill.attempt import Attempt
 from dure.errors import DureError, UsageError
+from dure.events import CheckpointSaved, Recorded, Stepped
 from dure.launch import run_team
 from dure.run_folder import RunFolder
 
@@ -192,22 +193,21 @@ def _whole_run(job: Path, folder: Path, ranks: int, arguments: Sequence[str]) ->
 
 def _second_half(run: Path) -> float:
     """The seconds of the second half of the steps: what is paid once a run, as for fresh memory, is paid by then."""
-    ends = [event["at"] for event in _events_of(run) if event["kind"] == "step"]
+    ends = [record.at for record in _events_of(run) if isinstance(record.event, Stepped)]
     return float(ends[-1] - ends[len(ends) // 2])
 
 
-def _events_of(run: Path) -> list[Figures]:
+def _events_of(run: Path) -> list[Recorded]:
     return Attempt(run, RunFolder(run), 1, ()).events()
 
 
 def _checkpoints_saved(run: Path) -> list[float]:
     """The seconds of each, off the step path."""
-    events = _events_of(run)
-    saves = [event for event in events if event["kind"] == "checkpoint"]
-    failed = next((event["trouble"] for event in saves if event["trouble"]), None)
+    saves = [record.event for record in _events_of(run) if isinstance(record.event, CheckpointSaved)]
+    failed = next((save.trouble for save in saves if save.trouble), None)
     if failed is not None:
         raise DureError(f"a checkpoint of the measured run could not be saved: {failed}")
-    return [event["seconds"] for event in saves]
+    return [save.seconds for save in saves]
 
 
 def _measured(folder: Path, ranks: int, size: Size, *, stalls: int = 0, saves: int = 0) -> list[RankFigures]:

@@ -82,7 +82,7 @@ class Trained:
     def keep(self) -> None:
         """Keep a state in memory."""
         self.step += 1
-        self.memory.keep(self.capture, self.step, "")
+        self.memory.keep(self.capture, self.step, lambda: "")
         if self.memory.trouble:
             raise DureError(self.memory.trouble)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from dure.drill.attempt import Attempt
 from dure.errors import DureError
+from dure.events import Stepped
 from dure.run_folder import RunFolder
 
 BAR_SECONDS = 3.0
@@ -161,7 +162,7 @@ def _dure(job: Path, folder: Path, ranks: int) -> Loss:
         attempt.summary()
     finally:
         attempt.end()
-    later = [(event["step"], event["at"]) for event in attempt.events() if event["kind"] == "step"]
+    later = [(one.event.step, one.at) for one in attempt.events() if isinstance(one.event, Stepped)]
     return _loss(later, step, at)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dure.checkpoint.load import load, read_verified
@@ -21,7 +23,12 @@ from dure.checkpoint.manifest import (
 from dure.checkpoint.state import WholeState
 from dure.errors import CheckpointError, StorageError, UsageError
 from dure.exchange.group import Group
-from dure.storage import Store
+from dure.exchange.together import together
+from dure.say import printable
+from dure.storage import Store, open_store
+
+_NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
+"""What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Entry:
 
 def entries(store: Store, *, deep: bool = False) -> list[Entry]:
     """All checkpoints, the newest first. `deep` reads every byte and compares hashes; else only sizes."""
-    names = [name for name in store.names("") if name.startswith(PREFIX)]
+    names = [name for name in store.names("") if _NAME.fullmatch(name)]
     if not store.renames:
         # There, a save that was cut short has its final name already; without a manifest it is nothing.
         names = [name for name in names if store.exists(f"{name}/{MANIFEST}")]
@@ -78,29 +85,32 @@ def newest_state(
     accepts: Callable[[Manifest], None],
     tell: Callable[[str], None],
     alive: Callable[[], None] = lambda: None,
+    also: Sequence[str] = (),
 ) -> WholeState | None:
     """The newest state that is whole; None when nothing was ever saved. A collective call.
 
     A damaged one is set aside with a message, and the one before is taken. `accepts` may raise for one that is
     whole but of another job. Rank 0 looks and decides; the others follow. `alive` is called while bytes are read.
+    `also` are other places in which there may be some.
     """
     tried = 0
-    candidates = _on_leader(everyone, lambda: _candidates(store, tell))
-    for name in candidates:
+    candidates = _on_leader(everyone, lambda: _candidates(store, also, tell))
+    for where, name in candidates:
         tried += 1
-        manifest = read_manifest(store, name)
-        accepts(manifest)
-        trouble = ""
-        whole = None
+        whole, trouble = None, ""
+        at = open_store(where) if where else store
         try:
-            whole = load(store, name, manifest, node, alive)
+            whole = _read(at, name, everyone, node, accepts, alive)
         except CheckpointError as error:
             trouble = str(error)
         troubles = [text for text in everyone.gather(trouble, "verifying a checkpoint") if text]
         if not troubles:
+            if where and whole is not None:
+                tell(f"goes on from {where}/{name}")
+                return replace(whole, elsewhere=True)
             return whole
         if everyone.rank == 0:
-            _set_aside(store, name, troubles[0], tell)
+            _set_aside(at, name, troubles[0], tell)
     if tried:
         raise CheckpointError(
             f"{store.location}: none of the {tried} newest checkpoints can be used, for the reasons above; "
@@ -109,23 +119,46 @@ def newest_state(
     return None
 
 
-def _candidates(store: Store, tell: Callable[[str], None]) -> list[str]:
-    """Names to try, newest first; those that are clearly damaged are told and left out."""
-    found = entries(store)
+def _read(
+    store: Store,
+    name: str,
+    everyone: Group,
+    node: Group,
+    accepts: Callable[[Manifest], None],
+    alive: Callable[[], None],
+) -> WholeState:
+    """A checkpoint's bytes, on all ranks; what one of them finds wrong, all raise."""
+    found: list[Manifest] = []
+
+    def look() -> str:
+        found.append(read_manifest(store, name))
+        return ""
+
+    together(everyone, "reading a manifest", look)
+    accepts(found[0])
+    return load(store, name, found[0], node, alive)
+
+
+def _candidates(store: Store, also: Sequence[str], tell: Callable[[str], None]) -> list[tuple[str, str]]:
+    """(place, name) to try, newest first, with "" for the run's own place; those that are clearly damaged are told and
+    left out."""
+    there = [where for where in also if "://" in where or Path(where).is_dir()]
+    places = [("", store), *((where, open_store(where)) for where in there)]
+    found = [(entry, where, at) for where, at in places for entry in entries(at)]
+    # Of two that are as new as each other, the run's own.
+    found.sort(key=lambda each: (each[0].order, each[1] == ""), reverse=True)
     names = []
-    for entry in found:
+    for entry, where, at in found:
         if entry.newer:
-            raise CheckpointError(
-                f"{store.location}: {entry.name}: {entry.trouble}, or start anew with --fresh"
-            )
+            raise CheckpointError(f"{at.location}: {entry.name}: {entry.trouble}, or start anew with --fresh")
         if entry.trouble is None:
-            names.append(entry.name)
-        elif not why_broken(store, entry.name):
-            _set_aside(store, entry.name, entry.trouble, tell)
+            names.append((where, entry.name))
+        elif not why_broken(at, entry.name):
+            _set_aside(at, entry.name, entry.trouble, tell)
     if found and not names:
         raise CheckpointError(
-            f"{store.location}: none of its {len(found)} checkpoint(s) can be used ({found[0].name}: "
-            f"{found[0].trouble}); start anew with --fresh (nothing is deleted)"
+            f"{store.location}: none of its {len(found)} checkpoint(s) can be used ({found[0][0].name}: "
+            f"{found[0][0].trouble}); start anew with --fresh (nothing is deleted)"
         )
     return names
 
@@ -138,7 +171,7 @@ def _set_aside(store: Store, name: str, why: str, tell: Callable[[str], None]) -
         tell(f"checkpoint {name} could not be marked as broken: {error}")
 
 
-def _on_leader(everyone: Group, look: Callable[[], Sequence[str]]) -> list[str]:
+def _on_leader(everyone: Group, look: Callable[[], Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
     """What rank 0 finds, on all ranks; its error too, so that nobody waits for it."""
     told = ""
     if everyone.rank == 0:
@@ -149,7 +182,7 @@ def _on_leader(everyone: Group, look: Callable[[], Sequence[str]]) -> list[str]:
     found = json.loads(everyone.gather(told, "looking for checkpoints")[0])
     if "error" in found:
         raise (StorageError if found["storage"] else CheckpointError)(found["error"])
-    return [str(name) for name in found["names"]]
+    return [(str(where), str(name)) for where, name in found["names"]]
 
 
 def refuse_other_recipe(facts: Mapping[str, Any], recipe: dict[str, Any], where: str) -> None:
@@ -171,6 +204,7 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from _differences(before.get(name), now.get(name), dotted)
     elif before != now and key.startswith("code."):
         how = "new" if before is None else "gone" if now is None else "changed"
-        yield f"{key.removeprefix('code.')} is {how}"
+        yield f"{printable(key.removeprefix('code.'), 200)} is {how}"
     elif before != now:
-        yield f"{key} was {json.dumps(before)} and is {json.dumps(now)}"
+        was, is_now = (printable(json.dumps(value), 200) for value in (before, now))
+        yield f"{printable(key, 100)} was {was} and is {is_now}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Keeper:
         self._asked_to_stop = False
         self._pending = self._told = False
         self._saved_at = time.monotonic()
-        self._begun_step = -1
+        self._begun_step = self._told_step = -1
         self._witness: LiveHash | None = None
         self.last: Outcome | None = None
         """How the last save ended."""
@@ -63,14 +63,17 @@ class Keeper:
         keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
         self._saver = Saver(store, writers, keep, recorder.flush, self._done, finite)
 
-    def resume(self, node: Group, accepts: Callable[[Manifest], None]) -> WholeState | None:
-        """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks."""
+    def resume(
+        self, node: Group, accepts: Callable[[Manifest], None], also: Sequence[str] = ()
+    ) -> WholeState | None:
+        """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks,
+        `also` other places in which it may be."""
         # A rank may have to read much more than another: with the patience of a step, the others would give up.
         patient = self._writers if node.size == self._writers.size else node
-        whole = newest_state(self._store, self._writers, patient, accepts, self.tell, self._alive)
+        whole = newest_state(self._store, self._writers, patient, accepts, self.tell, self._alive, also)
         if whole is not None:
-            self.line = str(whole.facts["line"])
-            self._begun_step = int(whole.facts["step"])
+            self.line = str(whole.facts.get("line", ""))
+            self._begun_step = -1 if whole.elsewhere else int(whole.facts["step"])
         self._clear_away()
         return whole
 
@@ -150,6 +153,11 @@ class Keeper:
         failed = self.last is not None and self.last.step == step and self.last.trouble is not None
         return self._begun_step == step and not failed
 
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is still being written."""
+        return self._saver.busy
+
     def wait(self, alive: Callable[[], None]) -> None:
         """Wait for the checkpoint under way."""
         if not self._saver.wait(alive):
@@ -168,10 +176,11 @@ class Keeper:
                     outcome.step, outcome.name, outcome.trouble, outcome.nbytes, round(outcome.seconds, 3)
                 )
             )
-        if outcome.trouble is not None:
+        if outcome.trouble is not None and outcome.step != self._told_step:  # once, however often it is tried
+            self._told_step = outcome.step
             self.tell(
-                f"the checkpoint of step {outcome.step} could not be saved: {outcome.trouble}; training goes on, and "
-                "what was saved before is still there"
+                f"the checkpoint of step {outcome.step} could not be saved: {outcome.trouble}; what was saved before "
+                "is still there"
             )
 
 

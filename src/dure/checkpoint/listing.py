@@ -7,6 +7,7 @@ from typing import Any
 from dure.checkpoint.find import entries
 from dure.checkpoint.where import open_to_read
 from dure.run_folder import RunFolder
+from dure.say import printable
 
 
 def as_rows(run: RunFolder, *, verify: bool) -> list[dict[str, Any]]:
@@ -23,7 +24,7 @@ def as_rows(run: RunFolder, *, verify: bool) -> list[dict[str, Any]]:
                 "saved_at": facts.get("saved_at"),
                 "bytes": manifest.nbytes if manifest is not None else None,
                 "files": len(manifest.files) if manifest is not None else None,
-                "metrics": facts.get("judged") or {},
+                "metrics": facts.get("judged", {}),
                 "verified": entry.trouble is None and verify,
                 "trouble": entry.trouble,
             }
@@ -42,6 +43,7 @@ def _line(row: dict[str, Any]) -> str:
     verdict = "verified" if row["verified"] else row["trouble"] or "not verified"
     if row["step"] is None:
         return f"{row['name']}  {verdict}"
-    judged = "".join(f"  {name} {value:.4g}" for name, value in row["metrics"].items())
+    judged = "".join(f"  {printable(name, 80)} {value:.4g}" for name, value in row["metrics"].items())
     size = f"{row['bytes'] / 1e6:,.1f} MB in {row['files']} file(s)"
-    return f"{row['name']}  step {row['step']}  {row['saved_at']}  {size}{judged}  {verdict}"
+    saved_at = printable(row["saved_at"] or "", 40)
+    return f"{row['name']}  step {row['step']}  {saved_at}  {size}{judged}  {verdict}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from dure.checkpoint.manifest import File, Manifest, check_files
+from dure.checkpoint.memory import free_memory_bytes
 from dure.checkpoint.state import WholeState
 from dure.errors import CheckpointError, DureError, StorageError
 from dure.exchange.group import Group
@@ -31,15 +32,22 @@ def load(
 
     CheckpointError, on all ranks, when it is damaged; StorageError when the storage does not answer.
     """
-    own = Segment(manifest.table.nbytes) if group.rank == 0 else None
-    offer = json.dumps(own.offer().as_list() if own is not None else [])
-    told = group.gather(offer, "sharing memory for a checkpoint")
-    try:
-        memory: mmap.mmap = own.bytes if own is not None else map_offer(Offer(*json.loads(told[0])))
-        trouble = ""
+    own = None
+    trouble = ""
+    if group.rank == 0:
         try:
-            if group.rank == 0:
-                check_files(store, path, manifest)
+            check_files(
+                store, path, manifest
+            )  # before memory is asked for: they are as long as that is large
+            own = _memory_for(store, path, manifest)
+        except (CheckpointError, StorageError) as error:
+            trouble = json.dumps([type(error).__name__, str(error)])
+    offer = json.dumps([trouble, own.offer().as_list() if own is not None else []])
+    trouble, offered = json.loads(group.gather(offer, "sharing memory for a checkpoint")[0])
+    _raise_first([json.loads(trouble)] if trouble else [])
+    try:
+        memory: mmap.mmap = own.bytes if own is not None else map_offer(Offer(*offered))
+        try:
             for file in manifest.files[group.rank :: group.size]:
                 read_verified(store, path, manifest, file, memoryview(memory), alive)
         except (CheckpointError, StorageError) as error:
@@ -51,6 +59,16 @@ def load(
     _raise_first(found)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return WholeState(manifest.facts, manifest.table, whole)
+
+
+def _memory_for(store: Store, path: str, manifest: Manifest) -> Segment:
+    needed, free = manifest.table.nbytes, free_memory_bytes()
+    if needed > free:  # that is no damage
+        raise StorageError(
+            f"{store.location}: {path} needs {needed / 2**20:,.0f} MiB of memory, and only {free / 2**20:,.0f} MiB are "
+            "free; free some, or use a larger machine"
+        )
+    return Segment(needed)
 
 
 def _raise_first(found: list[list[str]]) -> None:

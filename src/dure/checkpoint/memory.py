@@ -108,9 +108,9 @@ class MemoryTier:
         """Whether the state before `step` is to be kept."""
         return not self.trouble and step >= self._cadence.due
 
-    def keep(self, capture: Callable[[Share], State], step: int, events: str) -> None:
-        """Keep the state before `step`; `events` are this rank's that might not be on disk yet. `before_update` must
-        be called before the replica changes."""
+    def keep(self, capture: Callable[[Share], State], step: int, events: Callable[[], str]) -> None:
+        """Keep the state before `step`; `events` gives, in another thread, this rank's that might not be on disk yet.
+        `before_update` must be called before the replica changes."""
         began = time.perf_counter()
         state = capture(self.share)
         if not self._have_room(state):
@@ -119,12 +119,14 @@ class MemoryTier:
         self.settle()
         signing_seconds = self._signing.cpu_seconds  # the last one's
         slot = self._slots[self._next_slot]
-        sign = slot.fill(state, self.share.part, self.share.parts, events)
+        sign = slot.fill(state, self.share.part, self.share.parts)
         witness = state.witness
         self._witness, self._unchecked = witness, slot
         self._next_slot = 1 - self._next_slot
         copying_seconds = time.perf_counter() - began
-        self._signing.begin(lambda: sign("" if witness is None else witness.take()), copying_seconds)
+        self._signing.begin(
+            lambda: sign("" if witness is None else witness.take(), events()), copying_seconds
+        )
         # Where ranks outnumber the cores, the steps after wait for the signing of all of them.
         crowd = max(1.0, self.share.parts / len(os.sched_getaffinity(0)))
         spent = copying_seconds + signing_seconds * crowd

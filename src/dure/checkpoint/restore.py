@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dure.checkpoint.state import COUNTER, MODEL, OPTIMIZER, Part, Schedule, Sha
 from dure.errors import CheckpointError
 from dure.exchange.handover import flat
 from dure.fingerprint import named_weights
+from dure.say import printable
 
 
 def restore(
@@ -21,15 +23,19 @@ def restore(
     schedule: Schedule | None,
     sharing: Sharing | None = None,
 ) -> None:
-    """Put a state into a replica, in place; nothing is written when it does not fit."""
+    """Put a state into a replica, in place; CheckpointError, and nothing is written, when it does not fit."""
     _refuse_misfit(whole, module, optimizer, schedule)
+    settings = [_settings(told, group) for told, group in _groups(whole, optimizer)]
+    scheduled = None if schedule is None else _checked(whole.facts["schedule"], schedule.state_dict())
     for name, tensor in named_weights(module):
         # Through .data: where the ranks of a node share their weights, all write the same bytes here, and that is no
         # write from outside that the guard of the shared memory should refuse.
         tensor.data.copy_(whole.elements(MODEL + name).view(tensor.shape))
+    for group, told in zip(optimizer.param_groups, settings, strict=True):
+        group.update(told)
     _restore_optimizer(whole, module, optimizer, sharing)
     if schedule is not None:
-        schedule.load_state_dict(from_plain(whole.facts["schedule"]))
+        schedule.load_state_dict({**schedule.state_dict(), **(scheduled or {})})
 
 
 def _refuse_misfit(
@@ -48,12 +54,12 @@ def _refuse_misfit(
     left = [p.name for p in whole.table.places if p.name.startswith(MODEL) and p.name not in known]
     if left:
         raise CheckpointError(
-            f"it has {left[0].removeprefix(MODEL)}, which the model has not; it is of another model"
+            f"it has {printable(left[0].removeprefix(MODEL), 80)}, which the model has not; it is of another model"
         )
     told = whole.facts["optimizer"]
     if told["kind"] != type(optimizer).__name__ or len(told["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"its optimizer is {told['kind']} with {len(told['groups'])} group(s), the job's is "
+            f"its optimizer is {printable(told['kind'], 80)} with {len(told['groups'])} group(s), the job's is "
             f"{type(optimizer).__name__} with {len(optimizer.param_groups)}"
         )
     if (schedule is None) != (whole.facts["schedule"] is None):
@@ -64,8 +70,6 @@ def _restore_optimizer(
     whole: WholeState, module: torch.nn.Module, optimizer: torch.optim.Optimizer, sharing: Sharing | None
 ) -> None:
     told = whole.facts["optimizer"]
-    for group, settings in zip(optimizer.param_groups, told["groups"], strict=True):
-        group.update(from_plain(settings))
     keys: dict[str, list[str]] = {}
     for place in whole.table.places:
         if place.name.startswith(OPTIMIZER):
@@ -74,11 +78,57 @@ def _restore_optimizer(
     optimizer.state.clear()
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
     for name, held, part in optimized(dict(named_weights(module)), optimizer, sharing):
-        state = {key: from_plain(value) for key, value in told["values"].get(name, {}).items()}
+        state = {key: _plain(value) for key, value in told["values"].get(name, {}).items()}
         for key in keys.get(name, []):
             state[key] = _restored(whole, f"{OPTIMIZER}{name}/{key}", key, held, part, groups[held])
         if state:
             optimizer.state[held] = state
+
+
+def _groups(
+    whole: WholeState, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    return zip(whole.facts["optimizer"]["groups"], optimizer.param_groups, strict=True)
+
+
+def _settings(told: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    return _checked(told, {key: value for key, value in group.items() if key != "params"})
+
+
+def _checked(told: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What a state says of settings that there are, each of the kind that it has now: a schedule takes whatever it is
+    given for its own attributes and methods."""
+    found = _plain(told)
+    if not isinstance(found, dict):
+        raise CheckpointError("its settings cannot be read")
+    for key, value in found.items():
+        if key not in now:
+            raise CheckpointError(f"it has a setting {printable(str(key), 80)}, which the job's has not")
+        if not _alike(value, now[key]):
+            raise CheckpointError(
+                f"its setting {printable(str(key), 80)} is {printable(repr(value), 80)}, the job's is "
+                f"{printable(repr(now[key]), 80)}"
+            )
+    return found
+
+
+def _alike(value: Any, now: Any) -> bool:
+    """Whether both are of one kind; what is None at one time may be something else at another."""
+    if value is None or now is None:
+        return True
+    if isinstance(now, int | float) and not isinstance(now, bool):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(now, list | tuple):
+        same = type(value) is type(now) and len(value) == len(now)
+        return same and all(map(_alike, value, now))
+    return type(value) is type(now)
+
+
+def _plain(told: Any) -> Any:
+    try:
+        return from_plain(told)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"its settings cannot be read ({printable(str(error), 80)})") from None
 
 
 def _restored(

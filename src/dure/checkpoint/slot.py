@@ -78,19 +78,19 @@ class Slot:
 
     def write(self, state: State, part: int, parts: int, events: str) -> None:
         """Put this rank's part in place; whole when all `parts` have done so."""
-        self.fill(state, part, parts, events)("")
+        self.fill(state, part, parts)("", events)
 
-    def fill(self, state: State, part: int, parts: int, events: str) -> Callable[[str], None]:
+    def fill(self, state: State, part: int, parts: int) -> Callable[[str, str], None]:
         """Copy this rank's part: all that a step has to wait for. What it returns signs for the copy, given what this
-        rank saw of the next part in its own replica; it needs only the copy, takes a fingerprint of it, and may run in
-        another thread."""
+        rank saw of the next part in its own replica, and its events that may not be on disk yet; it takes a
+        fingerprint of the copy, which is all that it needs, and may run in another thread."""
         facts = f"[{json.dumps(state.facts)}, {state.table.json}]".encode()
         if parts > _MOST_PARTS or len(facts) > _FACTS_BYTES:
             raise CheckpointError(
                 f"a state of {parts} parts and {len(facts)} bytes of facts cannot be kept in memory"
             )
         runs = _joined((piece.offset, piece.nbytes) for piece in state.pieces)
-        journal = _fitting(runs, events)
+        _fitting(runs, "")
         step = int(state.facts["step"])
         memory = self._mapped(_tensors_at(parts) + state.table.nbytes)
         record_at = part * _RECORD_BYTES
@@ -110,11 +110,11 @@ class Slot:
             len(state.alike) == len(state.pieces),
         )
 
-        def sign(witnessed: str) -> None:
+        def sign(witnessed: str, events: str) -> None:
             shared = _fingerprint(tensors, alike)
             whole = shared if all_alike else _fingerprint(tensors, runs)
             seen = {"fingerprint": whole, "shared": shared, "witnessed": witnessed}
-            told = json.dumps({**journal, **seen}).encode()
+            told = json.dumps({**_fitting(runs, events), **seen}).encode()
             at = _journal_at(part)
             memory[at : at + len(told)] = told
             hashes = xxhash.xxh3_64_intdigest(facts), xxhash.xxh3_64_intdigest(told)

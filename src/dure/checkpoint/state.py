@@ -104,6 +104,8 @@ class WholeState:
     facts: dict[str, Any]
     table: Table
     memory: torch.Tensor
+    elsewhere: bool = False
+    """Whether it was found in another place than the run's own storage."""
 
     def elements(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """A run of a tensor's elements, flat; a view."""

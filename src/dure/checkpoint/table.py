@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dure.errors import CheckpointError
+from dure.say import printable
 
 LINE_BYTES = 64
 """Tensors start, and are cut, at multiples of this: no element of any type is cut in two."""
@@ -92,7 +93,9 @@ def dtype_named(name: str) -> torch.dtype:
     """The type that torch calls so."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"it has a tensor of type {name!r}, which this torch does not know")
+        raise CheckpointError(
+            f"it has a tensor of type {printable(name, 40)}, which this torch does not know"
+        )
     return found
 
 

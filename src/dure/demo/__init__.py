@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from dure.errors import UsageError
 from dure.files import write_whole
 from dure.job import LoadedJob, load_job
 
@@ -18,13 +22,14 @@ def prepare(storage: Path, ranks: int) -> LoadedJob:
     """
     from dure.demo.draw import draw_training_data
 
-    job = load_job(HERE / "cats.toml", {"storage": str(storage.absolute())}, ranks)
-    for name in ("models", "checkpoints"):
-        (storage / name).mkdir(parents=True, exist_ok=True)
-    draw_training_data(storage / "training_data")
-    script = (HERE / "ddp.py").read_bytes()
-    if not (storage / "ddp.py").exists():
-        write_whole(storage / "ddp.py", script)
+    job = load_job(HERE / "cats.toml", {"storage": json.dumps(str(storage.absolute()))}, ranks)
+    with _refused_in_words(storage):
+        for name in ("models", "checkpoints"):
+            (storage / name).mkdir(parents=True, exist_ok=True)
+        draw_training_data(storage / "training_data")
+        script = (HERE / "ddp.py").read_bytes()
+        if not (storage / "ddp.py").exists():
+            write_whole(storage / "ddp.py", script)
     return job
 
 
@@ -34,8 +39,20 @@ def prepare_cluster(storage: Path) -> Path:
     job = (HERE / "cats.toml").read_text(encoding="utf-8")
     job = re.sub(r"^storage = .*$", 'storage = "."', job, flags=re.MULTILINE)
     path = storage / "cats.toml"
-    write_whole(path, job + _CLUSTER)
+    with _refused_in_words(storage):
+        write_whole(path, job + _CLUSTER)
     return path
+
+
+@contextlib.contextmanager
+def _refused_in_words(storage: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"cannot draw the demo's photos into {storage}: {reason}; give another folder: --storage DIR"
+        ) from None
 
 
 _CLUSTER = """

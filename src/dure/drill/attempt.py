@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dure.errors import DureError
+from dure.events import Reading, Recorded
 from dure.launch import lineage
 from dure.pulse import Beat, Phase, read_beat
 from dure.run_folder import RunFolder
@@ -92,19 +93,9 @@ class Attempt:
             self._process.kill()
             self._process.communicate()
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Recorded]:
         """What rank 0 recorded, with its times: comparable with ours, it ran on this host."""
-        found = []
-        try:
-            lines = self.folder.events(0).read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return []
-        for line in lines:
-            try:
-                found.append(json.loads(line))
-            except ValueError:  # a line that a kill cut short
-                continue
-        return found
+        return list(Reading(self.folder.events(0)).records())
 
     def noticed_at(self, since: float) -> float | None:
         """When the launcher noticed a failure after `since` (CLOCK_MONOTONIC)."""

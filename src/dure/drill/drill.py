@@ -11,6 +11,7 @@ from typing import Any
 from dure.drill.attempt import Attempt
 from dure.drill.faults import Fault, Injected, checkpoints, chosen
 from dure.errors import DureError
+from dure.events import CheckpointSaved, Stepped, TeamFormed
 from dure.run_folder import RunFolder
 
 _CHECKPOINTS = 10
@@ -98,23 +99,29 @@ def _tried(name: str, fault: Fault, attempt: Attempt, step: int, dice: random.Ra
 
 def _outcome(name: str, fault: Fault, attempt: Attempt, injected: Injected, same_bits: bool) -> Outcome:
     noticed_at = injected.noticed_at or attempt.noticed_at(injected.at)
-    later = [event for event in attempt.events() if event["at"] > injected.at]
+    later = [record for record in attempt.events() if record.at > injected.at]
     if fault.restarts:
-        formed = next((at for at, event in enumerate(later) if event["kind"] == "team"), None)
+        formed = next((at for at, record in enumerate(later) if isinstance(record.event, TeamFormed)), None)
         if formed is None:
             return Outcome(name, injected.step, False, None, None, None, "the team never started again")
         later = later[formed:]
     elif noticed_at is None:
-        lost = (event["at"] for event in later if event["kind"] == "checkpoint" and event["trouble"])
+        lost = (
+            record.at
+            for record in later
+            if isinstance(record.event, CheckpointSaved) and record.event.trouble is not None
+        )
         noticed_at = next(lost, None)
-    first = next((event for event in later if event["kind"] == "step"), None)
-    repeated = max(0, injected.step - first["step"]) if first is not None and fault.restarts else 0
+    first = next(
+        ((record.at, record.event.step) for record in later if isinstance(record.event, Stepped)), None
+    )
+    repeated = max(0, injected.step - first[1]) if first is not None and fault.restarts else 0
     return Outcome(
         name,
         injected.step,
         same_bits,
         None if noticed_at is None else round(noticed_at - injected.at, 3),
-        None if first is None else round(first["at"] - injected.at, 3),
+        None if first is None else round(first[0] - injected.at, 3),
         repeated,
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dure.errors import UsageError
-from dure.say import say
+from dure.say import printable, say
 
 if TYPE_CHECKING:
     from dure.image.build import Built
@@ -144,8 +144,8 @@ def inspect(path: Image, as_json: Json = False) -> None:
         return
     packages = shown.pop("packages")
     for key, value in shown.items():
-        print(f"{key:<9} {value}")
-    print("packages ", " ".join(f"{name}=={version}" for name, version in packages.items()))
+        print(f"{printable(key):<9} {printable(str(value))}")
+    print("packages ", " ".join(printable(f"{name}=={version}") for name, version in packages.items()))
 
 
 @image.command("digest")

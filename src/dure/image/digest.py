@@ -7,17 +7,18 @@ import re
 from pathlib import Path
 
 from dure.errors import UsageError
-from dure.files import write_whole
+from dure.files import open_plain, read_at_most, write_whole
 
 _SQUASHFS = b"hsqs"
 _SIF = b"SIF_MAGIC"
 """At byte 32 of what `apptainer build` makes."""
+_LONGEST_RECORD = 64 << 10
 
 
 def digest_of(image: Path) -> str:
     """The sha256 of the image's bytes."""
     try:
-        with image.open("rb") as file:
+        with open(open_plain(image), "rb") as file:
             first = file.read(64)
             if not first.startswith(_SQUASHFS) and not first[32:].startswith(_SIF):
                 raise UsageError(
@@ -33,7 +34,7 @@ def digest_of(image: Path) -> str:
 
 def record_of(image: Path) -> Path:
     """The file beside an image that says its digest, in the form that `sha256sum --check` reads."""
-    return image.with_name(f"{image.name}.sha256")
+    return image.parent / f"{image.name}.sha256"
 
 
 def record(image: Path, digest: str) -> None:
@@ -44,11 +45,12 @@ def record(image: Path, digest: str) -> None:
 def recorded(image: Path) -> str | None:
     """The digest that was recorded, or None where none was."""
     try:
-        text = record_of(image).read_text(encoding="utf-8")
+        text = read_at_most(record_of(image), _LONGEST_RECORD).decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {record_of(image)}: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in its path, or no text
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read {record_of(image)}: {reason}") from None
     found = re.match(r"([0-9a-f]{64})\b", text)
     if found is None:
         raise UsageError(

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
+import pydantic_core
+
 from dure.errors import UsageError
 from dure.image.contents import MANIFEST
+
+_LONGEST = 16 << 20
+_SECONDS = 60.0
 
 
 def manifest_of(image: Path) -> dict[str, Any]:
     """The manifest that `dure image build` put in."""
     if shutil.which("unsquashfs") is None:
         raise UsageError("there is no unsquashfs; install squashfs-tools")
-    read = subprocess.run(
-        ["unsquashfs", "-cat", str(image.absolute()), MANIFEST.lstrip("/")],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    command = ["unsquashfs", "-cat", str(image.absolute()), MANIFEST.lstrip("/")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
+        assert reading.stdout is not None
+        patience = threading.Timer(_SECONDS, reading.kill)
+        patience.start()
+        content = reading.stdout.read(_LONGEST + 1)
+        patience.cancel()
+        reading.kill()  # whoever has more to say than that has no manifest of ours
     try:
-        found = json.loads(read.stdout)
+        found = pydantic_core.from_json(content) if len(content) <= _LONGEST else None
     except ValueError:
-        raise UsageError(f"{image} has no {MANIFEST}: it was not built by `dure image build`") from None
-    return dict(found)
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("packages"), dict):
+        raise UsageError(f"{image} has no {MANIFEST}: it was not built by `dure image build`")
+    return found

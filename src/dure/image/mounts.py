@@ -200,6 +200,9 @@ def _defaults(
 def _written(loaded: LoadedJob, run_folder: Path, of_any_run: bool) -> Iterator[tuple[str, str]]:
     """What the run writes to, with the setting that says so; as `checkpoint.where` has it."""
     yield "the run's folder", _plain(str(run_folder))
+    rescue = loaded.job.checkpoint.rescue
+    if rescue is not None and "://" not in rescue:
+        yield "checkpoint.rescue", _plain(str(loaded.folder / rescue))
     folder = loaded.job.checkpoint.folder.replace("{storage}", loaded.storage)
     if not loaded.job.checkpoint.wanted or "://" in folder:
         return

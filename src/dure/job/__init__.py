@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dure.job.cluster import Cluster, Mount, Slurm
-from dure.job.read import LoadedJob, all_values, load_job, parse_settings
+from dure.job.read import LONGEST_JOB, LoadedJob, all_values, load_job, parse_settings
 from dure.job.sections import Checkpoint, Group, Job, TeamSection, Train
 
 __all__ = [
+    "LONGEST_JOB",
     "Checkpoint",
     "Cluster",
     "Group",

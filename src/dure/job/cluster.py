@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from dure.job.limits import LONGEST_SECONDS, MOST_THREADS, Count, CountOrNone, Nodes, Seconds
 from dure.job.section import Section
-
-NonNegativeInt = Annotated[int, Field(ge=0)]
 
 
 class Mount(Section):
@@ -26,9 +25,9 @@ class Mount(Section):
 class Cluster(Section):
     """The nodes, and what they run in. Never changes a bit."""
 
-    nodes: PositiveInt = 1
+    nodes: Nodes = 1
     """Machines that train together, `team.ranks` ranks on each."""
-    min_nodes: PositiveInt | None = None
+    min_nodes: Nodes | None = None
     """The run goes on with fewer nodes, down to so many, when some are lost, and takes them back when they come; as
     `--nodes 1:2` says it. Without it, always `nodes`."""
     hosts: tuple[str, ...] = ()
@@ -46,9 +45,9 @@ class Cluster(Section):
     mounts: tuple[Mount, ...] = ()
     """What is there inside the image. Without any: the storage read-only, the job's folder read-only, the run's folder
     and the checkpoints' read-write."""
-    join_seconds: Annotated[float, Field(gt=0)] = 300.0
+    join_seconds: Seconds = 300.0
     """How long nodes wait for each other to come."""
-    lost_seconds: Annotated[float, Field(gt=2)] = 6.0
+    lost_seconds: Annotated[float, Field(gt=2, le=LONGEST_SECONDS)] = 6.0
     """A node that has not been heard of for so long is lost."""
 
     @field_validator("image", mode="before")
@@ -84,15 +83,15 @@ class Slurm(Section):
     """The partition; the cluster's default when not given."""
     account: str | None = None
     """The account that is charged."""
-    time: PositiveInt | str | None = None
+    time: Count | str | None = None
     """The time limit, as sbatch takes it; before it is over the run saves, ends with 75, and is queued again."""
-    signal_seconds: PositiveInt = 120
+    signal_seconds: Count = 120
     """How long before the time limit the run is told to save."""
-    requeues: NonNegativeInt = 10
+    requeues: CountOrNone = 10
     """How often the job may be queued again after a time limit, a preemption or a lost node."""
-    cpus_per_rank: PositiveInt | None = None
+    cpus_per_rank: Count | None = None
     """Cores for each rank; `team.threads` when not given."""
-    gpus_per_node: NonNegativeInt = 0
+    gpus_per_node: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
     """GPUs to ask for on each node."""
     options: tuple[str, ...] = ()
     """Further options of sbatch, such as `--constraint=g5`; one each."""

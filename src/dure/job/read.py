@@ -14,9 +14,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from dure.errors import JobError, UsageError
+from dure.files import read_at_most
 from dure.job.cluster import Mount
 from dure.job.sections import Group, Job
+from dure.say import printable
 
+LONGEST_JOB = 1 << 20
+_DEEPEST = 32
 _LISTS = {"groups": Group, "mounts": Mount}
 """Settings that are lists of tables."""
 
@@ -44,9 +48,15 @@ class LoadedJob:
 
     @classmethod
     def from_json(cls, text: str) -> LoadedJob:
-        """The inverse of `to_json`."""
-        raw = json.loads(text)
-        return cls(Job.model_validate(raw["job"]), Path(raw["folder"]), raw["sources"])
+        """The inverse of `to_json`; ValueError for anything else."""
+        try:
+            raw = json.loads(text)
+            sources = {str(key): str(source) for key, source in raw["sources"].items()}
+            return cls(Job.model_validate(raw["job"]), Path(raw["folder"]), sources)
+        except ValidationError as error:
+            raise ValueError(_explain(error)) from None
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it is no job that dure has written ({type(error).__name__})") from None
 
     @property
     def storage(self) -> str:
@@ -74,18 +84,7 @@ def load_job(
 ) -> LoadedJob:
     """Read and check a job file. `settings` are dotted keys with TOML values; each beats the file, and
     `ranks`, `nodes` and `hosts` (options of their own) beat them."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise JobError(
-            f"there is no job file {path}; see `dure train --help` for one to start from"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"cannot read the job file {path}: {error}") from None
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(f"{path} is not valid TOML: {error}") from None
+    raw = _read(path)
     sources = dict.fromkeys(_leaves(raw), path.name)
     given = _parsed(settings or {})
     if ranks is not None:
@@ -102,11 +101,65 @@ def load_job(
         _put(raw, dotted, value)
         sources = {key: kept for key, kept in sources.items() if not key.startswith(f"{dotted}.")}
         sources[dotted] = source
+    _refuse_odd_values(path, raw)
     try:
         job = Job.model_validate(raw)
     except ValidationError as error:
         raise JobError(f"{path}: {_explain(error)}") from None
     return LoadedJob(job, path.absolute().parent, sources)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the file says, if it is a file, and no longer than anybody writes one."""
+    try:
+        text = read_at_most(path, LONGEST_JOB).decode()
+    except FileNotFoundError:
+        raise JobError(
+            f"there is no job file {path}; see `dure train --help` for one to start from"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise JobError(
+            f"cannot read the job file {path}: it is not UTF-8 ({error.reason} at byte {error.start})"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JobError(f"cannot read the job file {path}: {reason}") from None
+    try:
+        raw = tomllib.loads(text)
+        _leaves(raw)
+    except RecursionError:
+        raise JobError(f"{path} is not a job: it is nested too deeply") from None
+    except ValueError as error:  # also for a number with thousands of digits
+        raise JobError(f"{path} is not valid TOML: {printable(str(error), 200)}") from None
+    return raw
+
+
+def _refuse_odd_values(path: Path, raw: dict[str, Any]) -> None:
+    """Refuse what no later reader could bear: endless nesting, and NUL characters, which end a path."""
+    level: list[tuple[str, Any]] = [("", raw)]
+    for _ in range(_DEEPEST):
+        inner: list[tuple[str, Any]] = []
+        for key, value in level:
+            if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+                raise JobError(
+                    f"{path}: {printable(key, 100)} is {printable(value, 100)}: it has a NUL character in it, or bytes "
+                    "that are not UTF-8"
+                )
+            if isinstance(value, dict):
+                inner += [(f"{key}.{name}".lstrip("."), held) for name, held in value.items()]
+            elif isinstance(value, list):
+                inner += [(key, held) for held in value]
+        level = inner
+    if level:
+        raise JobError(f"{path}: {printable(level[0][0], 100)} is nested more than {_DEEPEST} levels deep")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_settings(options: Sequence[str]) -> dict[str, str]:
@@ -136,7 +189,9 @@ def _parsed(settings: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     for dotted, text in settings.items():
         try:
             value: Any = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except RecursionError:
+            raise JobError(f"--set {dotted}: its value is nested too deeply") from None
+        except ValueError:
             value = text
         values[dotted] = (value, f"--set {dotted}={text}")
     return values
@@ -176,7 +231,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> str:
-    dotted = ".".join(str(part) for part in location)
+    shown = printable(".".join(str(part) for part in location), 100)
     if kind == "extra_forbidden":
         names = _names_at(location[:-1])
         close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
@@ -185,12 +240,12 @@ def _explain_one(kind: str, location: tuple[int | str, ...], problem: Any) -> st
             if close
             else f"known: {', '.join(names)}"
         )
-        return f"unknown key {dotted}; {hint}"
+        return f"unknown key {shown}; {hint}"
     if kind == "missing":
-        return f"{dotted} is missing"
+        return f"{shown} is missing"
     if kind == "value_error":
         return str(problem["ctx"]["error"])
-    return f"{dotted} is {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    return f"{shown} is {printable(repr(problem['input']), 100)}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
 def _names_at(location: tuple[int | str, ...]) -> list[str]:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from dure.job.cluster import Cluster, Slurm
+from dure.job.limits import (
+    LARGEST_SEED,
+    LONGEST_SECONDS,
+    MOST_SHARDS,
+    MOST_THREADS,
+    Count,
+    CountOrNone,
+    Ranks,
+    Rate,
+    Seconds,
+    Threads,
+)
 from dure.job.section import Section
 
-NonNegativeInt = Annotated[int, Field(ge=0)]
 Factory = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")]
 """`package.module:callable` or `path/file.py:callable`; a path is relative to the job file."""
 
@@ -50,7 +61,7 @@ class Data(Section):
     """Called in every rank; returns a map-style dataset of (input, target) samples."""
     args: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory. `{storage}` in a string stands for the job's storage folder."""
-    global_batch: PositiveInt
+    global_batch: Count
     """Samples in one optimizer step, over all ranks."""
     shuffle: bool = True
     """A new order each epoch, drawn from (seed, epoch)."""
@@ -58,7 +69,7 @@ class Data(Section):
     """How samples go to shards: one by one in turn (0, 4, 8, …), or in runs (1-100, 101-200, …)."""
     drop_last: bool = False
     """An epoch ends with its last full batch; the few samples after it take no part in that epoch."""
-    workers: NonNegativeInt = 0
+    workers: Annotated[int, Field(ge=0, le=MOST_THREADS)] = 0
     """Processes a rank that read samples ahead of the step. Never changes a bit."""
     collate: Factory | None = None
     """Joins samples into a batch; torch's default_collate when not given."""
@@ -73,9 +84,9 @@ class Eval(Section):
     """Keyword arguments of the factory."""
     metrics: tuple[str, ...] = ()
     """`accuracy`, or callables `(output, target) -> (sum, count)`. The loss is always there."""
-    batch: PositiveInt | None = None
+    batch: Count | None = None
     """Samples in one forward pass over all ranks; `data.global_batch` when not given."""
-    every_epochs: NonNegativeInt = 0
+    every_epochs: CountOrNone = 0
     """Evaluate after every so many epochs; 0: once, at the end."""
 
 
@@ -95,7 +106,7 @@ class Train(Section):
     """`cross_entropy`, `mse`, or a callable that returns unreduced losses, or (sum, count)."""
     optimizer: str = "AdamW"
     """A class of torch.optim, by name."""
-    lr: PositiveFloat = 1e-3
+    lr: Rate = 1e-3
     """Learning rate."""
     optimizer_args: dict[str, Any] = Field(default={})
     """Further keyword arguments of the optimizer. Fused kernels are used where torch has them."""
@@ -108,19 +119,19 @@ class Train(Section):
     """A class of torch.optim.lr_scheduler, by name, stepped once a step."""
     schedule_args: dict[str, Any] = Field(default={})
     """Keyword arguments of the schedule."""
-    epochs: PositiveInt | None = None
+    epochs: Count | None = None
     """Passes over the data. Give this or `steps`."""
-    steps: PositiveInt | None = None
+    steps: Count | None = None
     """Optimizer steps. Give this or `epochs`."""
-    seed: NonNegativeInt = 0
-    """The one seed of the run: weights, order, dropout and augmentation all come from it."""
-    accumulate: PositiveInt = 1
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    """The one seed of the run, below 2**63: weights, order, dropout and augmentation all come from it."""
+    accumulate: Count = 1
     """Parts that each shard is computed in, to save memory."""
-    clip_norm: PositiveFloat | None = None
+    clip_norm: Rate | None = None
     """Gradients are scaled down so that their norm is at most this."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
-    prove_every: NonNegativeInt = 100
+    prove_every: CountOrNone = 100
     """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
 
     @model_validator(mode="after")
@@ -136,22 +147,22 @@ class Train(Section):
 class TeamSection(Section):
     """Who trains it."""
 
-    ranks: PositiveInt = 2
-    """Processes that train together on each node. Never changes a bit."""
-    min_ranks: PositiveInt | None = None
+    ranks: Ranks = 2
+    """Processes that train together on each node, at most 1024. Never changes a bit."""
+    min_ranks: Ranks | None = None
     """The run goes on with fewer ranks on a node, down to so many, when some of them cannot be kept alive; as
     `--ranks 2:8` says it. Without it, always `ranks`."""
-    shards: PositiveInt = 8
-    """Fixed parts of every global batch; the bits depend on this, never on the ranks."""
-    threads: PositiveInt = 1
-    """Threads a rank computes with. Part of the recipe: another number gives other bits."""
+    shards: Annotated[int, Field(ge=1, le=MOST_SHARDS)] = 8
+    """Fixed parts of every global batch, at most 65536; the bits depend on this, never on the ranks."""
+    threads: Threads = 1
+    """Threads a rank computes with, at most 1024. Part of the recipe: another number gives other bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto` takes CUDA where there is a device for every local rank."""
     sync: bool = True
     """false: no exchange; every rank trains a model of its own, and the run says how far apart they are."""
-    hang_seconds: PositiveFloat = 120.0
+    hang_seconds: Seconds = 120.0
     """When no rank moves for so long, the team is hung; the run says who waits for whom."""
-    max_restarts: NonNegativeInt = 3
+    max_restarts: CountOrNone = 3
     """How often a team whose machine failed it (a rank killed, crashed, out of memory, hung) is started again
     without getting to a further step; then the run ends with the first cause. 0: at once."""
 
@@ -184,17 +195,20 @@ class Checkpoint(Section):
     folder: str = "checkpoints"
     """Where: relative to the run's folder, or `s3://bucket/prefix`. `{storage}` stands for the job's storage folder,
     `{run}` for the name of the run's folder."""
-    every_steps: NonNegativeInt = 0
+    rescue: str | None = None
+    """A folder, or `s3://bucket/prefix`, for the last state when `folder` refuses it, and to look for one at the start;
+    as `--rescue-dir` says it. Relative to the job file. Without one: a private folder in `$TMPDIR`."""
+    every_steps: CountOrNone = 0
     """Steps between two checkpoints; 0: only by time. One is saved at the end too."""
-    every_seconds: Annotated[float, Field(ge=0)] = 600.0
+    every_seconds: Annotated[float, Field(ge=0, le=LONGEST_SECONDS)] = 600.0
     """Seconds between two checkpoints; 0: only by steps. Both 0: nothing is ever saved."""
-    keep: PositiveInt = 2
+    keep: Count = 2
     """The newest so many stay."""
-    keep_every: NonNegativeInt = 0
+    keep_every: CountOrNone = 0
     """Those of every so many steps stay for good; 0: none."""
     keep_best: str | None = None
     """A metric of `eval` (`loss` too) whose best checkpoint stays; one is then saved after every evaluation."""
-    memory_every: NonNegativeInt | Literal["auto"] = "auto"
+    memory_every: CountOrNone | Literal["auto"] = "auto"
     """Steps between two states in the launcher's memory, from which a team goes on that lost a rank. `auto`: as
     often as takes a hundredth of the time; 0: never."""
 
@@ -207,7 +221,7 @@ class Checkpoint(Section):
 class Job(Section):
     """What to train, on what, how, and by whom."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "job"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)] = "job"
     """Part of the run folder's name."""
     storage: str = "."
     """The shared storage, a folder relative to the job file or s3://bucket/prefix; `{storage}` stands for it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from dure.errors import DureError, RankFailed
 from dure.launch import run_script
 from dure.run_folder import RunFolder
-from dure.say import say
+from dure.say import keep_output_harmless, say
 
 
 def main(argv: list[str]) -> int:
@@ -46,4 +46,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    keep_output_harmless()
     sys.exit(main(sys.argv[1:]))

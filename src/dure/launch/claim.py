@@ -6,6 +6,7 @@ in the way. On NFS it holds between nodes too (Linux 2.6.12 and later).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -15,6 +16,7 @@ import time
 from types import TracebackType
 
 from dure.errors import UsageError
+from dure.files import open_own
 from dure.run_folder import RunFolder
 from dure.say import say
 
@@ -36,7 +38,7 @@ class Claim:
         path = self._folder.claim
         try:
             # To write: NFS gives an exclusive lock for nothing less. Never removed: another might be waiting for it.
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise UsageError(f"cannot claim the run folder {self._folder.path}: {error.strerror}") from None
         try:
@@ -74,8 +76,9 @@ class Claim:
 
     def _sign(self) -> None:
         words = json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode()
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, words, 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without a name on it
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, words, 0)
 
     def _holder(self) -> str:
         try:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from dure.errors import DureError, PeerLost, RankFailed, StorageError
+from dure.files import open_plain
+from dure.say import redacted
 
 _LOST_CONNECTION = (
     "connection closed by peer",
@@ -64,8 +66,10 @@ def describe(error: BaseException, rank: int) -> RankError:
         host=socket.gethostname(),
         pid=os.getpid(),
         type=type(error).__name__,
-        message=str(error) if isinstance(error, DureError) else message,
-        traceback="".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__))),
+        message=redacted(str(error) if isinstance(error, DureError) else message),
+        traceback=redacted(
+            "".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__)))
+        ),
         exit_code=error.exit_code if isinstance(error, DureError) else 1,
         expected=isinstance(error, DureError),
         aftermath=is_aftermath(error),
@@ -219,8 +223,8 @@ def exit_words(exit_code: int, *, silent: bool = True) -> str:
 def tail(path: Path, lines: int = 40) -> str:
     """Return the last lines of a log, as far as it can be read."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 64 * 1024))
+        with open(open_plain(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 64 * 1024))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""

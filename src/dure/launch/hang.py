@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dure.errors import RankFailed
+from dure.files import write_whole
+from dure.launch.failure import tail
 from dure.launch.ranks import Ranks
 from dure.pulse import Beat, Phase, read_beat
 from dure.run_folder import RunFolder
@@ -80,6 +82,8 @@ class HangWatch:
             self._seen = beats
             self._furthest = max([self._furthest, *(beat.step for beat in beats if beat is not None)])
             self._moved_at = now
+        elif self._ranks.unwatched:  # nobody can tell whether those move
+            self._moved_at = now
         elif now - self._moved_at >= self._hang_seconds:
             self._give_up(beats)
 
@@ -105,7 +109,7 @@ class HangWatch:
         path = self._folder.stacks(culprit)
         with contextlib.suppress(OSError):
             message += f" Stacks: {path.parent}/"
-        details = path.read_text(errors="replace") if path.exists() else ""
+        details = tail(path, lines=10_000)
         raise RankFailed(
             message,
             rank=culprit,
@@ -131,7 +135,7 @@ class HangWatch:
             path = self._folder.stacks(standing.rank)
             if _size(path) == 0:
                 with contextlib.suppress(OSError):
-                    path.write_text(_no_answer(standing, self._ranks.pids.get(standing.rank)))
+                    write_whole(path, _no_answer(standing, self._ranks.pids.get(standing.rank)))
 
 
 def who_waits_for_whom(standings: Sequence[Standing], now_ns: int, moved_at: float) -> tuple[str, int]:

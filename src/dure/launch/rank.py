@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import pickle
+import select
 import signal
 import struct
 import sys
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import NoReturn
 
 from dure.errors import DureError
-from dure.files import write_whole
+from dure.files import open_own, write_whole
 from dure.launch import lineage
 from dure.launch.failure import RankError, describe
+from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
 from dure.launch.nursery import Birth
 from dure.pulse import Phase, Pulse
 from dure.run_folder import RunFolder
+from dure.say import keep_output_harmless, say, say_through
 
 _HEADER = struct.Struct("<Q")
+_LONGEST_WORDS = 800
+"""With up to four bytes a letter, and what pickle adds, less than a pipe takes at once (4096 bytes)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,15 @@ class RankStart:
 
 
 @dataclass(frozen=True)
+class Said:
+    """Something the user should know at once, from a rank whose log and events may be lost."""
+
+    text: str
+    unwatched: bool = False
+    """Whether this rank has no pulse: nobody can see then whether it hangs."""
+
+
+@dataclass(frozen=True)
 class Returned:
     """The rank's last word when all went well; the value stays pickled until somebody asks for it."""
 
@@ -86,6 +100,7 @@ def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
     start: RankStart = pickle.loads(birth.start)
     os.environ.clear()
     os.environ.update(start.env)
+    say_through(lambda text: _tell(birth.report, Said(text[:_LONGEST_WORDS])))
     try:
         os.chdir(start.folder)
         _redirect(birth, start.log, again=start.again)
@@ -103,18 +118,20 @@ def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
 
             return run_as_main(script.target, script.argv, script.module, fresh_path, report)
         case Call() as call:
+            keep_output_harmless()
             _leave(_call(call, start.rank, birth.report))
 
 
-def read_report(data: bytes | bytearray) -> Returned | RankError | None:
-    """Return what a rank sent through its report pipe, None while it is not all there."""
+def read_report(data: bytearray) -> Said | Returned | RankError | None:
+    """Take the next thing that a rank sent through its report pipe off `data`; None while it is not all there."""
     if len(data) < _HEADER.size:
         return None
     (length,) = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
-    if len(body) < length:
+    end = _HEADER.size + length
+    if len(data) < end:
         return None
-    report: Returned | RankError = pickle.loads(body[:length])
+    report: Said | Returned | RankError = pickle.loads(bytes(data[_HEADER.size : end]))
+    del data[:end]
     return report
 
 
@@ -123,6 +140,9 @@ def _call(call: Call, rank: int, report: int) -> int:
     stacks = _stacks_on_signal(call.folder.stacks(rank))
     pulse = Pulse(call.folder.pulse(rank))
     pulse.beat(0, Phase.STARTING)
+    if not pulse.kept:
+        path = call.folder.pulse(rank)
+        _tell(report, Said(f"{path.parent} cannot be written: a hang will not be noticed", unwatched=True))
     try:
         sys.path[:] = call.search_path
         _fresh_randomness()
@@ -171,16 +191,17 @@ def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
         os.close(birth.stdout)
         os.close(birth.stderr)
         return
-    fresh = 0 if again else os.O_TRUNC
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | fresh | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor, trouble = open_log(log, goes_on=again)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    if trouble:
+        say(trouble, urgent=True)
 
 
 def _stacks_on_signal(path: Path) -> int | None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     except OSError:
         descriptor = None
     faulthandler.register(
@@ -206,6 +227,13 @@ def _send(report: int, words: Returned | RankError) -> None:
     data = memoryview(_HEADER.pack(len(body)) + body)
     while data:
         data = data[os.write(report, data) :]
+
+
+def _tell(report: int, said: Said) -> None:
+    """Tell the launcher, unless it does not listen: a write of so few bytes is whole, and does not wait."""
+    body = pickle.dumps(said)
+    if select.select([], [report], [], 0)[1]:
+        os.write(report, _HEADER.pack(len(body)) + body)
 
 
 def _leave(code: int) -> NoReturn:

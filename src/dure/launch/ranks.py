@@ -19,8 +19,9 @@ from dure.errors import RankFailed
 from dure.launch import lineage
 from dure.launch.failure import Fault, RankError, exit_words, fault_of, seconds_since
 from dure.launch.nursery import Birth, Born, Ended, command
-from dure.launch.rank import RankStart, Returned, read_report
+from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
+from dure.say import say
 
 _REPORT_PIPE_BYTES = 1 << 20
 _UNWIND_SECONDS = 2.0
@@ -39,12 +40,14 @@ class Ranks:
         tee: bool,
         first: int = 0,
         within: Sequence[str] = (),
+        on_said: Callable[[str], None] = say,
     ) -> None:
         """Start the nursery, one rank to come for each of `logs`; it imports `preload` from `search_path`.
 
         Without a `search_path` it imports as a fresh interpreter does. `tee` shows the ranks' output on
         the console too. `first` is the number of the first rank: other nodes may have those before it.
-        `within` is a command that becomes the command that follows it, such as `nsenter … --`.
+        `within` is a command that becomes the command that follows it, such as `nsenter … --`. `on_said` is told what
+        ranks have to say at once.
         """
         self.count = len(logs)
         self.numbers = range(first, first + len(logs))
@@ -53,7 +56,11 @@ class Ranks:
         self.reports: dict[int, Returned | RankError] = {}
         self.lost: str = ""
         """How the nursery ended, if it ended before it was asked to."""
+        self.unwatched: set[int] = set()
+        """Ranks without a pulse, as the disk has no room for it."""
         self._pidfds: dict[int, int] = {}
+        self._said: set[str] = set()
+        self._on_said = on_said
         self._passthrough = Passthrough(logs) if tee else None
         self._report_reads: dict[int, int] = {}
         self._report_data = {rank: bytearray() for rank in self.numbers}
@@ -144,9 +151,15 @@ class Ranks:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(descriptor, _REPORT_PIPE_BYTES):
                 data += chunk
-        report = read_report(data)
-        if report is not None:
-            self.reports[rank] = report
+        while (report := read_report(data)) is not None:
+            if not isinstance(report, Said):
+                self.reports[rank] = report
+                return
+            if report.unwatched:
+                self.unwatched.add(rank)
+            if report.text not in self._said:  # ranks in the same trouble say the same
+                self._said.add(report.text)
+                self._on_said(report.text)
 
     def fault(self, rank: int, *, returns: bool) -> Fault | None:
         """How a rank failed, as far as the last `poll` knows; with `returns`, an end without a value is one."""
@@ -200,7 +213,7 @@ class Ranks:
             os.close(descriptor)
         for data in self._report_data.values():
             data.clear()
-        for known in (self.pids, self.ended, self.reports, self._pidfds):
+        for known in (self.pids, self.ended, self.reports, self._pidfds, self.unwatched):
             known.clear()
 
     def renumber(self, first: int, count: int) -> None:

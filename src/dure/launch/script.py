@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dure.errors import RankFailed, UsageError
+from dure.files import read_at_most
 from dure.launch.rank import Command, Script
 from dure.launch.team import TORCH, TORCH_WITH_DDP, launch
 from dure.run_folder import RunFolder
@@ -18,6 +19,9 @@ from dure.run_folder import RunFolder
 if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined
     from dure.launch.nodes.messages import Team
+
+
+_LONGEST_SCRIPT = 16 << 20
 
 
 def run_script(
@@ -76,16 +80,19 @@ def run_script(
 
 
 def _must_exist(target: str, module: bool) -> None:
-    if not module and not os.path.exists(target):
-        raise UsageError(f"the script {target!r} does not exist (in {os.getcwd()}).")
+    if module or os.path.isfile(target) or os.path.isdir(target):  # a folder may have a __main__.py
+        return
+    if "\0" not in target and os.path.exists(target):
+        raise UsageError(f"the script {target!r} is no plain file but a pipe, a socket or a device.")
+    raise UsageError(f"the script {target!r} does not exist (in {os.getcwd()}).")
 
 
 def _preload(target: str, module: bool) -> tuple[str, ...]:
     """Choose what to import before the fork: what DDP needs takes a second, for a script that names it."""
     try:
         path = _module_file(target) if module else Path(target)
-        text = path.read_text(errors="replace") if path is not None else ""
-    except OSError:
+        text = read_at_most(path, _LONGEST_SCRIPT).decode(errors="replace") if path is not None else ""
+    except (OSError, ValueError):
         text = ""
     return TORCH_WITH_DDP if "DistributedDataParallel" in text or "import dure" in text else TORCH
 

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dure.launch.logs import open_log
+from dure.say import say
+
 _LINE_WAIT_SECONDS = 0.25
 
 
@@ -37,7 +40,9 @@ class Passthrough:
         self._logs: list[int] = []
         self._deadline: float | None = None
         for log in logs:
-            kept = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            kept, trouble = open_log(log)
+            if trouble:
+                say(trouble)
             self._logs.append(kept)
             ends = []
             for console in (1, 2):

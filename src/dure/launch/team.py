@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from dure import open_files
 from dure.errors import RankFailed, UsageError
+from dure.files import open_own
+from dure.job.limits import MOST_RANKS
 from dure.launch import lineage
 from dure.launch.keep import Keep
 from dure.launch.patience import Patience, Restart
@@ -26,6 +29,7 @@ from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
 from dure.run_folder import RunFolder
+from dure.say import say
 
 if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined
@@ -57,6 +61,7 @@ def run_team(
     joined: Joined | None = None,
     on_team: Callable[[Team], None] = lambda team: None,
     to_json: Callable[[object], Any] = lambda value: value,
+    on_said: Callable[[str], None] = say,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
@@ -64,7 +69,8 @@ def run_team(
     (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
     are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
     all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
-    the first Ctrl-C, SIGTERM or SIGUSR1, for ranks that can stop at a step and save; a second one stops at once.
+    the first Ctrl-C, SIGTERM or SIGUSR1, for ranks that can stop at a step and save; a second one stops at once. Where
+    it raises OSError, the ranks are told by SIGUSR1.
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
     ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
@@ -74,6 +80,8 @@ def run_team(
     With `joined`, these are one node's ranks of a team of several nodes: the leader decides about restarts,
     `on_team` is told of each team, and the values are those of this node's ranks; `to_json` makes them fit for
     the way to the leader, which has all of them (`Joined.values`).
+
+    `on_said` is told what a rank has to say at once, when its log or its events cannot be written.
 
     Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
     use; no process is left then. Call it from the main thread.
@@ -105,6 +113,7 @@ def run_team(
         joined=joined,
         on_team=on_team,
         to_json=to_json,
+        on_said=on_said,
     )
 
 
@@ -128,19 +137,21 @@ def launch(
     joined: Joined | None = None,
     on_team: Callable[[Team], None] = lambda team: None,
     to_json: Callable[[object], Any] = lambda value: value,
+    on_said: Callable[[str], None] = say,
 ) -> list[object]:
     """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
-    if ranks < 1:
-        raise UsageError(f"{ranks} ranks cannot be started; use 1 or more.")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"{ranks} ranks cannot be started; use 1 to {MOST_RANKS}.")
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
     nodes = joined.nodes if joined is not None else 1
     open_files.allow(open_files.needed(ranks * nodes, ranks, nodes))
-    folder.create()
+    _create(folder)
     if joined is None:
         forget_last_run(folder, ranks)
+    ask = None if ask_to_stop is None else lambda name: _ask(ask_to_stop, name, processes)
     lease = joined.lease if joined is not None else None
-    with StopSignals(ask_to_stop, lease) as stop, listen(port) as listener, Keep() as keep:
+    with StopSignals(ask, lease) as stop, listen(port) as listener, Keep() as keep:
         elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
         env = {
             **elastic,
@@ -149,7 +160,7 @@ def launch(
             **(joined.environment if joined is not None else {}),
         }
         logs = [folder.log(rank) for rank in range(ranks)]
-        processes = Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee)
+        processes: Ranks = _ranks(logs, preload, env, search_path, tee, on_said)
 
         def tell(restart: Restart) -> None:
             record_restart(folder, restart)
@@ -165,8 +176,9 @@ def launch(
 
             def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
                 elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
-                whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.resolve())}
-                return RankStart(rank, whole, os.getcwd(), folder.log(rank).resolve(), work(rank), again)
+                whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.absolute())}
+                # Not resolved: a link in its place must be seen as one.
+                return RankStart(rank, whole, os.getcwd(), folder.log(rank).absolute(), work(rank), again)
 
             kind = work(0)
             plan = Plan(
@@ -200,6 +212,41 @@ def launch(
             _remove_empty(folder.stacks(rank) for rank in processes.numbers)
 
 
+def _ranks(
+    logs: Sequence[Path],
+    preload: Sequence[str],
+    env: Mapping[str, str],
+    search_path: Sequence[str] | None,
+    tee: bool,
+    on_said: Callable[[str], None],
+) -> Ranks:
+    try:
+        return Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee, on_said=on_said)
+    except OSError as error:
+        raise UsageError(
+            f"{len(logs)} ranks cannot be started: {error.strerror}; use fewer, or raise what `ulimit -n` and `ulimit "
+            "-u` allow"
+        ) from None
+
+
+def _create(folder: RunFolder) -> None:
+    try:
+        folder.create()
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the run folder {folder.path}: {error.strerror}; give another --run-dir"
+        ) from None
+
+
+def _ask(ask_to_stop: Callable[[str], None], signal_name: str, ranks: Ranks) -> None:
+    """Ask the ranks to stop; by a signal, which they take for the same, where the run's disk refuses."""
+    try:
+        ask_to_stop(signal_name)
+    except OSError:
+        for rank in ranks.alive():
+            ranks.send(rank, signal.SIGUSR1)
+
+
 def listen(port: int) -> socket.socket:
     """The team's port on this host."""
     return listen_at("127.0.0.1", port, "Choose another port, or leave it out to get a free one.")
@@ -207,14 +254,15 @@ def listen(port: int) -> socket.socket:
 
 def record_restart(folder: RunFolder, restart: Restart) -> None:
     """Write down that the team starts again; a full disk is no reason not to."""
-    with contextlib.suppress(OSError), folder.restarts.open("a", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with contextlib.suppress(OSError), open(open_own(folder.restarts, flags), "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(restart)) + "\n")
 
 
 def forget_last_run(folder: RunFolder, ranks: int) -> None:
     """Remove what an earlier run in the same folder said about its ranks, and what was asked of it."""
     with contextlib.suppress(FileNotFoundError):
-        if folder.stop.stat().st_mtime < lineage.began_at():  # a wish that came since is for this run
+        if folder.stop.lstat().st_mtime < lineage.began_at():  # a wish that came since is for this run
             folder.stop.unlink()
     folder.restarts.unlink(missing_ok=True)
     for rank in range(ranks):

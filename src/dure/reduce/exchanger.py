@@ -103,10 +103,9 @@ class Wire:
 def most_pieces(rank: int, ranks: int, shards: int) -> int:
     """The largest number of pieces that this rank can hold, whatever the size of a batch."""
     run = shards_of_rank(rank, ranks, shards)
-    return max(
-        len(Pieces.of_step(ranks, shards, active).by_rank[rank])
-        for active in range(run.start + 1, shards + 1)
-    )
+    # Where the batch goes on behind this rank's shards, it does not matter how far.
+    sizes = range(run.start + 1, min(run.stop + 1, shards) + 1)
+    return max(len(tree.subtrees(range(run.start, min(run.stop, active)), active)) for active in sizes)
 
 
 @dataclass

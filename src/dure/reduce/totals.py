@@ -9,6 +9,8 @@ import torch
 
 from dure.errors import UsageError
 
+_HALF, _MASK = (1 << 32) - 1, (1 << 64) - 1
+
 
 @dataclass
 class StepTotals:
@@ -22,6 +24,10 @@ class StepTotals:
     """By rank: what it asks for besides (bits)."""
     steps: list[int]
     """By rank: the step that it is in."""
+    samples: int = 0
+    """Of all ranks."""
+    mark: int = 0
+    """Hash of those samples: the ranks' own, added up (mod 2⁶⁴)."""
 
     @classmethod
     def empty(cls, shards: int, ranks: int) -> StepTotals:
@@ -31,7 +37,7 @@ class StepTotals:
     @staticmethod
     def numbers(shards: int, ranks: int) -> int:
         """How many numbers meet."""
-        return 2 * shards + 2 * ranks
+        return 2 * shards + 2 * ranks + 3
 
     @property
     def count(self) -> float:
@@ -39,15 +45,21 @@ class StepTotals:
         return sum(self.counts)
 
     def as_vector(self) -> torch.Tensor:
-        """All numbers; every rank fills its own places, the others stand at 0."""
-        return torch.tensor([*self.losses, *self.counts, *self.flags, *self.steps], dtype=torch.float64)
+        """All numbers; every rank fills its own places, the others stand at 0. Those of the samples add up, exactly: a
+        mark comes in two halves."""
+        samples = (self.samples, self.mark >> 32, self.mark & _HALF)
+        return torch.tensor(
+            [*self.losses, *self.counts, *self.flags, *self.steps, *samples], dtype=torch.float64
+        )
 
     def take(self, vector: torch.Tensor) -> None:
         """Replace this rank's numbers by those of all ranks."""
         shards, ranks, told = len(self.losses), len(self.flags), vector.tolist()
         self.losses, self.counts = told[:shards], told[shards : 2 * shards]
         rest = [int(number) for number in told[2 * shards :]]
-        self.flags, self.steps = rest[:ranks], rest[ranks:]
+        self.flags, self.steps = rest[:ranks], rest[ranks : 2 * ranks]
+        self.samples, high, low = rest[2 * ranks :]
+        self.mark = ((high << 32) + low) & _MASK
 
     def refuse_other_steps(self) -> None:
         """Raise UsageError, on all ranks alike, unless all are in the same step."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dure.errors import UsageError
 from dure.job import LoadedJob
+from dure.say import printable
 
-_TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED")
+_TIME = re.compile(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}|[0-9]{1,9}-[0-9]{1,9}(:[0-9]{1,9}){0,2}|UNLIMITED")
 _OURS = {
     "array": "a run is one job; submit it once for each",
     "chdir": "the script starts where `dure submit` was called",
@@ -108,8 +109,8 @@ def request_for(
     time = None if job.slurm.time is None else str(job.slurm.time)
     if time is not None and not _TIME.fullmatch(time):
         raise UsageError(
-            f"slurm.time is {time!r}; write it as sbatch does: minutes, or hours:minutes:seconds, or "
-            "days-hours:minutes:seconds, as in 2-00:00:00"
+            f"slurm.time is {printable(repr(time), 40)}; write it as sbatch does: minutes, or hours:minutes:seconds, "
+            "or days-hours:minutes:seconds, as in 2-00:00:00"
         )
     limit = None if time is None else _seconds(time)
     if limit is not None and job.slurm.signal_seconds >= limit:

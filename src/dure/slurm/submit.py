@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dure.errors import UsageError
-from dure.files import make_folders, write_whole
-from dure.say import say
+from dure.files import make_folders, read_at_most, write_whole
+from dure.say import printable, say
 from dure.slurm import queue
 from dure.slurm.request import Request
 from dure.slurm.script import script
@@ -36,6 +36,9 @@ class Submitted:
         }
 
 
+_LONGEST_NOTE = 4 << 20
+
+
 def note_in(run: Path) -> Path:
     """Where a run's folder says which job of Slurm it is."""
     return run / "submit.json"
@@ -44,6 +47,13 @@ def note_in(run: Path) -> Path:
 def submit(request: Request) -> Submitted:
     """Make the folders, submit, and note in the run's folder what was submitted."""
     text = script(request)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the batch script would have {printable(text[error.start - 20 : error.end + 20])} in it, which is not "
+            "UTF-8; rename that file or folder"
+        ) from None
     queue.need("sbatch")
     if request.run is not None and (earlier := submitted_from(request.run)) is not None:
         running = [job for job in queue.jobs([earlier.job_id]) if job.state in (*queue.WAITING, "RUNNING")]
@@ -72,12 +82,13 @@ def submit(request: Request) -> Submitted:
 def submitted_from(run: Path) -> Submitted | None:
     """What a run's folder says of the job that it belongs to; None when it was never submitted."""
     try:
-        raw = json.loads(note_in(run).read_text(encoding="utf-8"))
+        raw = json.loads(read_at_most(note_in(run), _LONGEST_NOTE))
         return Submitted(int(raw["job_id"]), Path(raw["run"]), Path(raw["log"]), bool(raw["resumable"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{note_in(run)} cannot be read: {error}; give the job's number instead") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else printable(str(error), 200)
+        raise UsageError(f"{note_in(run)} cannot be read: {reason}; give the job's number instead") from None
 
 
 def in_words(done: Submitted) -> str:

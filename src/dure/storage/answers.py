@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from dure.say import redacted
+
 Trouble = Literal["no_bucket", "no_file", "refused", "no_credentials", "failing", "odd", "silent", "other"]
 """What kind of trouble a failed request is in; `failing`: the server's own; `odd`: an answer that nobody expects."""
 
@@ -49,8 +51,8 @@ def reason_for(error: Exception, server: str, bucket: str) -> str:
 
 
 def words_of(error: Exception) -> str:
-    """What obstore says, without the debug print of its own values."""
-    return str(error).partition("\n\nDebug source")[0].strip()
+    """What obstore says, without the debug print of its own values, and without passwords in addresses."""
+    return redacted(str(error).partition("\n\nDebug source")[0].strip())
 
 
 def status_of(error: Exception) -> int | None:

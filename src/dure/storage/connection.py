@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dure.errors import StorageError, UsageError
+from dure.say import redacted
 from dure.storage.answers import words_of
 from dure.storage.protocol import clean_path
 
@@ -57,7 +58,7 @@ def connect(location: str) -> Connection:
         reads=_client(bucket, prefix, endpoint, _SILENCE_OF_READS),
         writes=_client(bucket, prefix, endpoint, _SILENCE_OF_WRITES),
         bucket=bucket,
-        server=endpoint or "Amazon S3",
+        server=redacted(endpoint or "Amazon S3"),
     )
 
 

@@ -16,6 +16,7 @@ from dure.errors import DureError, UsageError
 from dure.exchange.calls import CallBoard
 from dure.exchange.group import join_world
 from dure.exchange.link_secret import read_link_secret
+from dure.job.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.lockstep import Setting
 from dure.open_files import allow, needed
 from dure.pulse import Pulse
@@ -49,6 +50,14 @@ def start(
     _tell_errors_in_one_line()
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
     world = read_world(os.environ, **given)
+    for name, value, least, most in (
+        ("seed", seed, 0, LARGEST_SEED),
+        ("shards", shards, 1, MOST_SHARDS),
+        ("threads", threads, 1, MOST_THREADS),
+    ):
+        if not least <= value <= most:
+            shown = value if abs(value) < 1 << 64 else "far too large"
+            raise UsageError(f"{name} is {shown}; use {least} to {most}")
     if world.size > shards:
         raise UsageError(
             f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import math
 import os
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,16 +24,23 @@ from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.pages import make_present
 from dure.checkpoint.restore import restore
 from dure.checkpoint.save import WRITE_SECONDS, Problem
-from dure.checkpoint.state import MODEL, Share, State, WholeState
-from dure.checkpoint.where import location, open_to_write
+from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState
+from dure.checkpoint.where import location, open_to_write, rescued_states
 from dure.checkpoint.witness import is_not_finite
-from dure.errors import NotFinite, Resumable
+from dure.errors import CheckpointError, DureError, NotFinite, Resumable
 from dure.exchange.group import node_group
 from dure.exchange.together import together
 from dure.job import LoadedJob
+from dure.ledger import SampleLedger
 from dure.pulse import Phase
 from dure.run_folder import RunFolder
+from dure.say import printable
 from dure.team import Team
+from dure.train.elsewhere import Elsewhere
+
+_RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)
+"""Before the last checkpoint is tried again, where it belongs; then it is saved elsewhere."""
+_STUCK = "it is still being written"
 
 
 @dataclass
@@ -42,6 +52,8 @@ class Reached:
     metrics: dict[str, float] = field(default_factory=dict)
     judged_after: int = -1
     """`steps_done` at the last evaluation."""
+    ledger: SampleLedger = field(default_factory=SampleLedger)
+    """The samples that were used by then."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,7 @@ class Keeping:
         self.memory = self._memory_tier()
         self._capture = Capture(trained.model.module, trained.optimizer, trained.schedule)
         self._readying = Background("memory for states", gives_way=True)
+        self._went_on_from: int | None = None
 
     def resume(self) -> None:
         """Go on from the newest state in memory, else from the newest checkpoint, if there is one."""
@@ -98,7 +111,9 @@ class Keeping:
                 self.memory is not None and self.team.world.nodes == 1
             ):  # elsewhere a part's rank had another number
                 for rank, lines in self.memory.left_behind().items():
-                    events.Recorder(self.folder.events(rank)).bring_in(lines)
+                    left = events.Recorder(self.folder.events(rank))
+                    left.bring_in(lines)
+                    left.close()
             if self.keeper is not None:
                 self.keeper.follow(str(kept.state.facts["line"]))
         if whole is not None:
@@ -118,6 +133,22 @@ class Keeping:
             self.memory.before_update()
         if self.keeper is not None:
             self.keeper.before_update()
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around an update: what an optimizer cannot do with a state that it was given shows in the first one."""
+        try:
+            yield
+        except DureError:
+            raise
+        except Exception as error:
+            if self.at.steps_done != self._went_on_from:
+                raise
+            words = printable(f"{type(error).__name__}: {error}", 200)
+            raise CheckpointError(
+                f"the optimizer cannot go on from the state of step {self._went_on_from}: {words}; start anew with "
+                "--fresh (nothing is deleted)"
+            ) from error
 
     def refuse_bad_states(self, flags: int) -> None:
         """When any rank saw that a state's parts differ, or are not finite: find out what, and raise."""
@@ -173,15 +204,11 @@ class Keeping:
             keeper.save(self._state(), self._saving)
         if wishes & STOP and self.at.steps_done < self.trained.steps:
             self._wait(keeper)
-            trouble = keeper.last.trouble if keeper.last is not None else None
+            trouble = self._trouble(keeper)
+            told = "from there" if not trouble else self._elsewhere().after_stop(trouble)
             raise Resumable(
                 f"stopped after step {self.at.steps_done} of {self.trained.steps}, resumable: the same command with "
-                f"--run-dir {self.folder.path} goes on "
-                + (
-                    f"from the checkpoint before, as this one could not be saved: {trouble}"
-                    if trouble
-                    else "from there"
-                )
+                f"--run-dir {self.folder.path} goes on {told}"
             )
 
     def begin_last(self) -> None:
@@ -202,9 +229,40 @@ class Keeping:
             return
         self._wait(keeper)
         best = keeper.keeps_best and self.at.judged_after == self.at.steps_done
-        if best or not keeper.is_saved(self.at.steps_done):
+        trouble = self._trouble(keeper)
+        wanted = best or bool(trouble) or not keeper.is_saved(self.at.steps_done)
+        for pause_seconds in (0.0, *_RETRY_PAUSES_SECONDS):
+            if not wanted or trouble == _STUCK:
+                break
+            self._pause(pause_seconds)
             keeper.save(self._state(), self._saving)
             self._wait(keeper)
+            trouble = self._trouble(keeper)
+            wanted = bool(trouble)
+        if trouble:
+            self._note(self._elsewhere().after_last_step(trouble))
+
+    def _elsewhere(self) -> Elsewhere:
+        return Elsewhere(
+            self.loaded,
+            self.folder,
+            self.team,
+            lambda share: self._capture.take(self._facts(), share, self._sharing_of_node()),
+            self._must_be_finite,
+            self._saving,
+        )
+
+    def _trouble(self, keeper: Keeper) -> str:
+        """Why the last checkpoint is not saved, as any rank knows it; "" when it is."""
+        own = _STUCK if keeper.busy else (keeper.last.trouble or "" if keeper.last else "")
+        told = self.team.group.gather(own, "hearing of the last checkpoint")
+        return next((trouble for trouble in told if trouble), "")
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._saving()
+            time.sleep(0.1)
 
     def _wait(self, keeper: Keeper) -> None:
         """Wait for the checkpoint under way; all ranks then know what came of it."""
@@ -232,7 +290,7 @@ class Keeping:
             self.recorder,
             self.folder.stop,
             lambda: team.pulse.beat(0, Phase.LOADING),
-            lambda name: name not in self._not_finite_at_start,
+            self._must_be_finite,
         )
         # Slurm tells every process of a step, also those that the launcher would tell; it ends ranks by SIGKILL.
         for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -253,7 +311,9 @@ class Keeping:
         node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
         where = location(self.loaded, self.folder)
         return self.keeper.resume(
-            node, lambda found: refuse_other_recipe(found.facts, self.trained.recipe_words, where)
+            node,
+            lambda found: refuse_other_recipe(found.facts, self.trained.recipe_words, where),
+            rescued_states(self.loaded, self.folder),
         )
 
     def _go_on_from(self, whole: WholeState) -> None:
@@ -265,16 +325,17 @@ class Keeping:
             self.team.sharing(self.trained.optimizer),
         )
         facts = whole.facts
-        self.at.steps_done, self.at.loss = int(facts["step"]), float(facts["loss"])
-        self.at.metrics, self.at.judged_after = dict(facts["metrics"]), int(facts["judged_after"])
+        self._went_on_from = int(facts["step"])
+        loss = facts.get("loss")
+        self.at.steps_done, self.at.loss = int(facts["step"]), math.nan if loss is None else float(loss)
+        self.at.metrics = dict(facts.get("metrics", {}))
+        self.at.judged_after = int(facts.get("judged_after", -1))
+        self.at.ledger.go_on_from(facts.get("ledger"))
         self.team.prove(self.trained.model, self.trained.optimizer, self.at.steps_done - 1)
         self._note(f"goes on from step {self.at.steps_done} of {self.trained.steps}")
 
     def _state_to_keep(self, share: Share) -> State:
         """For memory. The launcher is the same, but not the code: a file may change between two starts of a team."""
-        sharing = self.team.sharing(self.trained.optimizer)
-        if sharing is not None:
-            sharing = replace(sharing, node=0, nodes=1)  # every node keeps all of it
         facts = {
             "step": self.at.steps_done,
             "line": self.keeper.line if self.keeper is not None else "",
@@ -282,13 +343,26 @@ class Keeping:
             "loss": self.at.loss,
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,
+            "ledger": self.at.ledger.to_plain(),
         }
-        return self._capture.take(facts, share, sharing)
+        return self._capture.take(facts, share, self._sharing_of_node())
+
+    def _sharing_of_node(self) -> Sharing | None:
+        """Of a sharded optimizer, where every node is to have all of it."""
+        sharing = self.team.sharing(self.trained.optimizer)
+        return None if sharing is None else replace(sharing, node=0, nodes=1)
+
+    def _must_be_finite(self, name: str) -> bool:
+        return name not in self._not_finite_at_start
 
     def _state(self) -> State:
-        team, steps = self.team, self.trained.steps_of_epoch
         self._saving()
-        facts = {
+        share = Share(self.team.rank, self.team.world.size)
+        return self._capture.take(self._facts(), share, self.team.sharing(self.trained.optimizer))
+
+    def _facts(self) -> dict[str, Any]:
+        team, steps = self.team, self.trained.steps_of_epoch
+        return {
             "step": self.at.steps_done,
             "epoch": self.at.steps_done // steps,
             "step_of_epoch": self.at.steps_done % steps,
@@ -304,11 +378,10 @@ class Keeping:
             "loss": self.at.loss,
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,
+            "ledger": self.at.ledger.to_plain(),
             "judged": self.at.metrics if self.at.judged_after == self.at.steps_done else {},
             "versions": {"dure": __version__, "torch": torch.__version__},
         }
-        share = Share(team.rank, team.world.size)
-        return self._capture.take(facts, share, team.sharing(self.trained.optimizer))
 
     def _saving(self) -> None:
         self.team.pulse.beat(self.at.steps_done, Phase.SAVE)

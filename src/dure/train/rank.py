@@ -75,6 +75,9 @@ class Run:
         refuse_what_cannot_be_exact(module)
         module.to(self.team.setting.device)
         self.batches = parts.batches()
+        split = self.batches.plan.split
+        self.at.ledger.uses_all = split.samples_of_epoch == split.samples
+        self.at.ledger.alone = not self.team.setting.sync
         self.collate, self.code = parts.collate(), parts.code()
         self.eval_data, self.measures = parts.eval_data(), parts.measures()
         self.model = self._replicate(module)
@@ -108,9 +111,10 @@ class Run:
             outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.wish())
             updating = time.perf_counter()
             self.keeping.before_update()
-            norm = self.team.update(
-                self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
-            )
+            with self.keeping.updating():
+                norm = self.team.update(
+                    self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
+                )
             self.record(batch, outcome, norm, time.perf_counter() - updating)
             if job.train.prove_every and self.at.steps_done % job.train.prove_every == 0:
                 self.prove()
@@ -138,6 +142,8 @@ class Run:
         """Keep what the step came to; costs the training thread some microseconds."""
         self.at.loss = outcome.loss
         self.at.steps_done = batch.step + 1
+        self.at.ledger.add(outcome.samples, outcome.mark, ends_epoch=batch.last_of_epoch)
+        few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
             events.Stepped(
@@ -154,8 +160,8 @@ class Run:
                 },
                 lr=self.optimizer.param_groups[0]["lr"],
                 grad_norm=norm,
-                ids=batch.ids if len(batch.ids) <= MANY_IDS else None,
-                mark=f"{batch.mark:016x}",
+                ids=batch.ids if few else None,
+                mark=None if few else f"{batch.mark:016x}",
             )
         )
 
@@ -181,6 +187,7 @@ class Run:
                 collate=self.collate,
             )
             self.at.metrics, self.at.judged_after = judged.metrics, self.at.steps_done
+            self.at.ledger.add_evaluation(judged.samples_of_all, judged.mark_of_all, len(self.eval_data))
             self.recorder.record(
                 events.Evaluated(
                     self.at.steps_done - 1,
@@ -222,6 +229,8 @@ class Run:
             notes=tuple(self.notes),
             start=self.start,
             loaded=self._loaded(),
+            ledger=self.at.ledger.to_plain(),
+            storage=self.recorder.storage,
         )
 
     def _loaded(self) -> results.Loaded | None:

@@ -1,0 +1,143 @@
+"""A state that its storage refuses, saved elsewhere before it is lost.
+
+Every node holds all of the state, so one node is enough: each in turn tries each place, until one has it. The result is
+an ordinary checkpoint, and a run that is given its place goes on from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dure.checkpoint.background import Background
+from dure.checkpoint.retain import Keep
+from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
+from dure.checkpoint.state import State
+from dure.errors import CheckpointError, DureError
+from dure.exchange.group import Group
+from dure.files import make_folders, make_own_folder
+from dure.storage import open_store
+
+Kind = Literal["storage", "rescue", "temporary"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a state may go."""
+
+    kind: Kind
+    """The run's own storage, by one node alone; what the user gave; a folder for temporary files."""
+    folder: str
+
+
+@dataclass(frozen=True)
+class Rescued:
+    """Where a state was saved."""
+
+    kind: Kind
+    folder: str
+    """What `--rescue-dir` has to be for a run to find it; for `storage`, nothing has to be said."""
+    host: str
+
+
+@dataclass(frozen=True)
+class Savers:
+    """Who saves: all ranks, and those of this node."""
+
+    everyone: Group
+    """For the rescue alone, with the patience of a long write."""
+    node_ranks: Group
+    node: int
+    nodes: int
+
+
+def temporary_places() -> list[Place]:
+    """Folders for temporary files, the user's own choice first."""
+    wanted = [os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp"]
+    return [Place("temporary", folder) for folder in dict.fromkeys(wanted) if os.path.isdir(folder)]
+
+
+def rescue(
+    take: Callable[[], State],
+    places: Sequence[Place],
+    key: str,
+    team: Savers,
+    finite: Callable[[str], bool],
+    alive: Callable[[], None],
+) -> Rescued:
+    """Save the state in the first place that has room; CheckpointError with what each of them says. A collective call.
+
+    `take` captures this rank's share of the state, cut among the ranks of its node. `key` tells runs apart in places
+    that are not the run's own. `finite`: see `Saver`. `alive` is called while it waits.
+    """
+    found: list[Rescued] = []
+    work = Background("rescue")
+    work.begin(lambda: found.append(_first_place(take, places, key, team, finite)))
+    deadline = time.monotonic() + WRITE_SECONDS * len(places) * team.nodes
+    while not work.wait(0.2):
+        alive()
+        if time.monotonic() > deadline:
+            raise CheckpointError("it could not be saved elsewhere within the longest wait")
+    return found[0]
+
+
+def _first_place(
+    take: Callable[[], State],
+    places: Sequence[Place],
+    key: str,
+    team: Savers,
+    finite: Callable[[str], bool],
+) -> Rescued:
+    troubles: list[str] = []
+    for place in places:
+        for node in range(team.nodes):
+            told = _tried(take, place, key, team.node_ranks, finite) if node == team.node else ""
+            answers = [text for text in team.everyone.gather(told, "saving a state elsewhere") if text]
+            answer = json.loads(answers[0])
+            if "trouble" not in answer:
+                return Rescued(place.kind, answer["folder"], answer["host"])
+            troubles.append(answer["trouble"])
+    raise CheckpointError("; ".join(dict.fromkeys(troubles)) or "there is no other place to try")
+
+
+def _tried(
+    take: Callable[[], State], place: Place, key: str, ranks: Group, finite: Callable[[str], bool]
+) -> str:
+    """What came of it, the same on all ranks of this node."""
+    own = ""
+    folder, trouble = place.folder, ""
+    if ranks.rank == 0:
+        try:
+            if place.kind == "temporary":
+                folder = own = tempfile.mkdtemp(
+                    prefix="dure-rescue-", dir=place.folder
+                )  # for this user alone
+            if place.kind != "storage" and "://" not in folder:
+                make_folders(Path(folder) / key)
+                make_own_folder(Path(folder) / key)  # nobody else's, who may have known the name
+        except OSError as error:
+            trouble = f"{place.folder}: {error.strerror}"
+    folder, trouble = json.loads(ranks.gather(json.dumps([folder, trouble]), "making room elsewhere")[0])
+    outcomes: list[Outcome] = []
+    if not trouble:
+        location = folder if place.kind == "storage" else f"{folder.rstrip('/')}/{key}"
+        try:
+            saver = Saver(open_store(location), ranks, Keep(1), lambda: None, outcomes.append, finite)
+            saver.begin(take())
+            trouble = "" if saver.wait() else f"{location}: the write did not end"
+        except DureError as error:
+            trouble = str(error)
+        trouble = trouble or outcomes[0].trouble or ""
+    if trouble and own:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(own)
+    return json.dumps({"trouble": trouble} if trouble else {"folder": folder, "host": socket.gethostname()})
