@@ -9,7 +9,7 @@ import pytest
 from dure.bench.ports import free_ports
 from dure.errors import RankFailed, UsageError
 from dure.launch import run_team
-from dure.launch.team import TORCH
+from dure.launch.preload import TORCH
 from dure.run_folder import RunFolder
 
 

@@ -82,6 +82,8 @@ class Council:
     now: float
     say: Callable[[str], None]
     on_restart: Callable[[Restart], None]
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the ranks have been asked to stop: then no team is started again, and no node is taken in."""
     members: dict[int, _Member] = field(default_factory=dict)
     values: list[Any] = field(default_factory=list)
     """What all ranks returned, in rank order, when the run is over and all went well."""
@@ -127,6 +129,8 @@ class Council:
             return self._end_resumable(
                 f"{member.name} is lost ({why}), and at least {self._words_for_fewest()} needed"
             )
+        if self.stopping():
+            return self._end_resumable(f"{member.name} is lost ({why}) while the run stops")
         if self._phase is _Phase.GATHERING:
             return []
         return self._restart_after(cause, now)
@@ -180,8 +184,8 @@ class Council:
         if node.node in self.members:
             taken = self.members[node.node]
             return f"--node-rank {node.node} is taken by {taken.hello.host}; give each node its own"
-        if self._phase is _Phase.ENDED:
-            return "the run is over"
+        if self._phase is _Phase.ENDED or (self._team and self.stopping()):
+            return "the run is over, or about to be"
         for name, ours in self.terms.facts.items():
             theirs = node.facts.get(name)
             if theirs != ours:
@@ -231,6 +235,8 @@ class Council:
         return self._restart_after(cause.error(), now)
 
     def _restart_after(self, failed: RankFailed, now: float) -> Letters:
+        if failed.may_pass and self.stopping():
+            return self._end_resumable(f"{failed} The run was asked to stop, so it is not started again")
         try:
             restart = self._patience.after(failed, self._furthest)
         except RankFailed as given_up:

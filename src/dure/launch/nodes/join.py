@@ -18,6 +18,7 @@ from dure.launch.nodes.leader import Leader, listen_for_nodes
 from dure.launch.nodes.member import Member, reach_leader
 from dure.launch.nodes.messages import Hello
 from dure.launch.patience import Restart
+from dure.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -83,26 +84,27 @@ def join(
         leader = None
         if nodes.leads:
             listener = stack.enter_context(contextlib.closing(listen_for_nodes(address, nodes.port)))
+            run = RunFolder(choose_run())
             terms = Terms(
                 nodes.count,
                 nodes.fewest,
                 nodes.facts,
-                str(choose_run()),
+                str(run.path),
                 nodes.join_seconds,
                 nodes.max_restarts,
                 nodes.is_job,
             )
-            council = Council(terms, time.monotonic(), news.put, news.put)
+            council = Council(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
             leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds))
             connection = leader.connect()
         else:
             connection = reach_leader(address, nodes.port, nodes.join_seconds, say, check)
         member = stack.enter_context(Member(connection, hello, nodes.lost_seconds, resumable=nodes.is_job))
         told = member.welcome(check)
-        run = Path(told) if nodes.is_job or nodes.leads else choose_run()
-        if not run.is_dir():
+        path = Path(told) if nodes.is_job or nodes.leads else choose_run()
+        if not path.is_dir():
             raise UsageError(
-                f"the run's folder, {run}, is not there on {socket.gethostname()}: it must be on storage that all "
+                f"the run's folder, {path}, is not there on {socket.gethostname()}: it must be on storage that all "
                 "nodes see at the same path; give such a --run-dir, or mount the storage"
             )
-        yield Joined(member, leader, run, interface, own_address, news)
+        yield Joined(member, leader, path, interface, own_address, news)
