@@ -48,6 +48,14 @@ def test_large_values_come_home_whole(folder):
     assert run("big", folder=folder) == [bytes([rank]) * (3 << 20) for rank in range(2)]
 
 
+def test_the_order_of_a_set_of_words_is_the_same_on_all_ranks_and_at_every_start(folder, monkeypatch):
+    found = []
+    for seed in ("1", "random"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        found += run("in_order_of_a_set", folder=folder)
+    assert found == [found[0]] * 4
+
+
 def test_ranks_meet_through_the_agents_store(folder):
     assert run("all_reduce", folder=folder, ranks=4, preload=TORCH) == [6.0] * 4
 

@@ -195,7 +195,7 @@ def launch(
                     listener,
                     Patience(max_restarts, ranks, min_ranks),
                     tell,
-                    lambda: stop.asked_at is not None,
+                    lambda: ask_to_stop is not None and (stop.asked_at is not None or folder.asked_to_stop()),
                 )
                 if joined is None
                 else UnderLeader(joined.member, wait, on_team, to_json)
