@@ -114,7 +114,7 @@ def train(
     """Train a job: N ranks in step, the same bits whatever N is.
 
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
-    run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
+    run goes on from its newest checkpoint. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 finish the step, save, and end with 75.
     """
     from dure.image.enter import digest_inside
     from dure.job import load_job, parse_settings

@@ -10,6 +10,8 @@ import sys
 TORCH = ("torch", "torch.distributed", "numpy")
 TORCH_WITH_DDP = (*TORCH, "torch.nn.parallel", "torch._dynamo")
 
+_USES_DDP = ("DistributedDataParallel", "import dure", "accelerate", "lightning", "transformers")
+
 _PRELOADED = frozenset({
     "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "safetensors", "sentence_transformers",
     "torchvision", "transformers",
@@ -24,8 +26,8 @@ _HARMLESS = frozenset({
 
 
 def base(source: str) -> tuple[str, ...]:
-    """What every script of `dure run` needs: what DDP does takes a second, for a script that names it."""
-    return TORCH_WITH_DDP if "DistributedDataParallel" in source or "import dure" in source else TORCH
+    """What every script of `dure run` needs: what DDP does takes a second, for a script that uses it."""
+    return TORCH_WITH_DDP if any(word in source for word in _USES_DDP) else TORCH
 
 
 def extra(source: str) -> tuple[str, ...]:
