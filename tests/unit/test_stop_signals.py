@@ -66,6 +66,14 @@ def test_signals_that_mean_nothing_to_the_launcher_do_not_kill_it(ask):
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 
 
+def test_one_within_another_asks_the_ranks_for_all_that_it_can():
+    asked = []
+    with StopSignals(), StopSignals(asked.append) as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        stop.check()
+        assert asked == ["SIGUSR1"]
+
+
 def test_output_to_a_closed_terminal_goes_nowhere():
     code = """if True:
         import os, pty, signal, sys

@@ -130,7 +130,7 @@ def _import_one(name: str, variables: dict[str, dict[str, str]]) -> None:
     module, _, attribute = name.partition(":")
     before = dict(os.environ)
     # What is missing or broken here fails again in the rank, which can say so.
-    with contextlib.suppress(Exception, SystemExit):
+    with contextlib.suppress(BaseException):
         imported = importlib.import_module(module)
         if attribute:
             getattr(imported, attribute)  # packages such as transformers import most of themselves only then
@@ -139,7 +139,14 @@ def _import_one(name: str, variables: dict[str, dict[str, str]]) -> None:
 
 
 def _threads() -> int:
-    """All threads of this process, native ones too: a driver that was woken up has some."""
+    """All threads of this process that a fork would lose, native ones too: a driver that was woken up has some.
+
+    Libraries that can be forked (OpenBLAS) end theirs before a fork, and start them again in whoever needs them.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
     return len(os.listdir("/proc/self/task"))
 
 

@@ -21,10 +21,11 @@ _READ_AT_IMPORT = {
 }
 """How the variables begin that a package, or a library under it, reads when it is loaded."""
 _READ_LATER = (
-    "MKL_CBWR", "MKL_VERBOSE", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_FR_",
-    "TORCH_HOME", "TORCH_NCCL_",
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "MKL_CBWR", "MKL_VERBOSE", "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_FR_", "TORCH_HOME", "TORCH_NCCL_",
 )  # fmt: skip
-"""Those of them that are read when they are needed: a script that sets them is in time."""
+"""Those of them that are read when they are needed, so that a script is in time with them, or that other packages set
+when they are imported, for libraries that are not there."""
 
 
 class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -48,6 +49,8 @@ class Preloaded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             package = name.partition(".")[0]
             if package in self._hidden:
                 self._hidden[package][name] = sys.modules.pop(name)
+            elif package in packages:
+                del sys.modules[name]  # what is left of a package whose import failed
         sys.meta_path.insert(0, self)
 
     def find_spec(

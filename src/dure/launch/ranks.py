@@ -188,8 +188,10 @@ class Ranks:
         descriptor = self._pidfds.get(rank)
         if descriptor is None or select.select([descriptor], [], [], 0)[0]:  # it has ended
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
             os.killpg(self.pids[rank], signal.SIGINT)
+        except OSError:  # so young that it has no group of its own yet
+            self.send(rank, signal.SIGINT)
 
     def end(
         self,

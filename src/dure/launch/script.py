@@ -67,7 +67,7 @@ def run_script(
             folder=folder,
             env=env,
             preload=() if cold else preload.base(source),
-            extra=preload.extra(source),
+            extra=preload.extra(source) if ranks > 1 else (),  # one rank can do it by itself
             search_path=None,
             hang_seconds=math.inf,  # a stock script has no pulse
             port=port,

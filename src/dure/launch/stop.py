@@ -44,7 +44,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in _NOT_FOR_US:
             if signal.getsignal(number) is signal.SIG_DFL:
-                self._before[number] = signal.signal(number, signal.SIG_IGN)
+                self._before[number] = signal.signal(number, _pass)
         for number in (*_SIGNALS, *(_GENTLE if self._ask_ranks is not None else ())):
             ignored = number not in self._before and signal.getsignal(number) is signal.SIG_IGN
             if not ignored:  # nohup: what was ignored stays ignored
@@ -107,6 +107,10 @@ class StopSignals:
         finally:
             self._at_once = False
         self.check(gently=False)
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN: that would look as if the user had it ignored, to another StopSignals within this one."""
 
 
 def in_words(number: signal.Signals) -> str:
