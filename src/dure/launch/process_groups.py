@@ -75,24 +75,25 @@ def _before_the_end(noted: _Noted) -> None:
 def _let_threads_finish() -> None:
     """Wait, without the GIL, until no Gloo thread moves: none may want the GIL of an interpreter that is ending."""
     deadline = time.monotonic() + _SETTLE_SECONDS
-    before = None
+    before: list[str] = ["not looked yet"]
     while time.monotonic() < deadline:
-        now = _switches_of_gloo_threads()
-        if now == before:
+        now = _gloo_threads()
+        if now == before and not any(" R " in thread for thread in now):
             return
         before = now
         time.sleep(_LOOK_SECONDS)
 
 
-def _switches_of_gloo_threads() -> list[str]:
-    """How often each of them has gone to sleep: what does not change has not run."""
+def _gloo_threads() -> list[str]:
+    """Each with its number, its state, and how often it has gone to sleep: one that has not moved reads the same."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/status") as file:
-                lines = file.read().splitlines()
+                fields = dict(line.split(":", 1) for line in file)
         except OSError:  # it has ended
             continue
-        if lines[0].endswith("pt_gloo_runloop"):
-            found.append(" ".join([thread, *lines[-2:]]))
+        if fields["Name"].strip() == "pt_gloo_runloop":
+            state, switches = fields["State"].split()[0], fields["voluntary_ctxt_switches"].strip()
+            found.append(f"{thread} {state} {switches}")
     return found
