@@ -17,6 +17,8 @@ from dure.doctor.commands import doctor
 from dure.errors import DureError, RankFailed
 from dure.image.commands import image
 from dure.lab.commands import lab
+from dure.options import Leader, NodeRank, Port, RunDir, TeamKeyFile
+from dure.run_script import ScriptCommand, run
 from dure.say import keep_output_harmless, redacted, say, stdout_trouble
 from dure.slurm.commands import add_to as add_slurm_to
 
@@ -37,7 +39,7 @@ app = typer.Typer(
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
-    dure run ddp.py --ranks 4 -- …     run a script of your own, as torchrun would, only sooner
+    dure run --ranks 4 ddp.py …        run a script of your own, as torchrun would, only sooner
     """,
 )
 
@@ -72,32 +74,7 @@ Ranks = Annotated[
         show_default="the job's",
     ),
 ]
-RunDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="Where the run keeps its files.",
-        show_default="runs/NAME-TIME; on several nodes in the storage's checkpoints/",
-    ),
-]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
-NodeRank = Annotated[
-    int | None, typer.Option(help="Which of the nodes this is, from 0, the leader.", show_default="none")
-]
-Leader = Annotated[
-    str | None,
-    typer.Option(metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"),
-]
-TeamKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--team-key",
-        metavar="FILE",
-        help="The secret by which nodes that are started by hand know each other: the same file on all, mode 600; "
-        "the leader makes it if it is not there.",
-        show_default="DURE_TEAM_KEY_FILE, else the leader prints a key to type",
-    ),
-]
-Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
 
 
 @app.command(
@@ -147,7 +124,7 @@ def train(
     """Train a job: N ranks in step, the same bits whatever N is.
 
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
-    run goes on from its newest checkpoint. Ctrl-C, SIGTERM or SIGUSR1 finish the step, save, and end with 75.
+    run goes on from its newest checkpoint. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 finish the step, save, and end with 75.
     """
     from dure.image.enter import digest_inside
     from dure.job import load_job, parse_settings
@@ -188,41 +165,7 @@ def train(
     run_job(loaded, start, here, admission, as_json=as_json, lang=lang)
 
 
-@app.command(epilog="Example: dure run ddp.py --ranks 4 -- --epochs 2")
-def run(
-    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGS", help="What follows -- is the script's own.")
-    ] = None,
-    ranks: Annotated[int, typer.Option(help="Processes to start.")] = 2,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
-    ] = False,
-    nodes: Annotated[int, typer.Option(help="Machines that run it together, each with so many ranks.")] = 1,
-    node_rank: NodeRank = None,
-    leader: Leader = None,
-    team_key: TeamKeyFile = None,
-    run_dir: RunDir = None,
-    port: Port = 0,
-) -> None:
-    """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once."""
-    from dure.launch import run_script
-    from dure.run_job import new_run, nodes_of_script, run_script_on_nodes
-
-    with new_run(run_dir, Path(target).stem) as folder:
-        if nodes > 1 or node_rank is not None or leader is not None:
-            here = nodes_of_script(target, nodes, node_rank, leader, ranks)
-            from dure.launch.nodes.key_by_hand import key_by_hand, key_file
-
-            file = key_file(team_key)
-            key = key_by_hand(file, leads=here.leads, nodes=nodes, seconds=here.join_seconds, say=say)
-            code = run_script_on_nodes(target, arguments or [], folder, here, key, module=module, cold=cold)
-            raise typer.Exit(code)
-        code = run_script(
-            target, arguments or [], module=module, ranks=ranks, folder=folder, cold=cold, port=port
-        )
-    raise typer.Exit(code)
+app.command(epilog="Example: dure run --ranks 4 ddp.py --epochs 2", cls=ScriptCommand)(run)
 
 
 @app.command()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from dure.files import make_own_folder
+
+_FOLDERS = ("events", "logs", "errors", "stacks", "pulse")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class RunFolder:
         """Here while the run is asked to stop at its next step."""
         return self.path / "stop"
 
+    def asked_to_stop(self) -> bool:
+        """Whether `stop` is here; a storage that does not answer asks for nothing."""
+        try:
+            return self.stop.exists()
+        except OSError:
+            return False
+
     def all_events(self) -> list[Path]:
         """What all ranks recorded, in all sessions of the run: there may have been more ranks before."""
         return sorted((self.path / "events").glob("rank-*.jsonl"))
@@ -66,5 +76,13 @@ class RunFolder:
     def create(self) -> None:
         """Make the folders that the ranks write into; PermissionError when one of them is another user's."""
         make_own_folder(self.path)
-        for name in ("events", "logs", "errors", "stacks", "pulse"):
+        for name in _FOLDERS:
             make_own_folder(self.path / name)
+
+    def empty(self) -> None:
+        """Take away what `create` and the launcher's lock have made, as far as nothing was written into it."""
+        for name in _FOLDERS:
+            with contextlib.suppress(OSError):
+                (self.path / name).rmdir()
+        if [entry.name for entry in self.path.iterdir()] == [self.claim.name]:
+            self.claim.unlink()

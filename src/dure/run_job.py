@@ -169,7 +169,7 @@ def train_inside(
         options = [*options, f"--team-key={team_key}"]
     run = start.run_dir or _default_folder(loaded, nodes)
     if run is None:
-        run = _named_by_time(loaded.job.name)
+        run = named_by_time(loaded.job.name)
     elif start.run_dir is None and not leads:
         run = run.parent  # the leader will say which folder it is
     run = run.absolute()
@@ -208,7 +208,15 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
 
 
 def run_script_on_nodes(
-    target: str, argv: list[str], folder: RunFolder, nodes: Nodes, key: TeamKey, *, module: bool, cold: bool
+    target: str,
+    argv: list[str],
+    folder: RunFolder,
+    nodes: Nodes,
+    key: TeamKey,
+    *,
+    module: bool,
+    cold: bool,
+    grace_seconds: float,
 ) -> int:
     """This node's ranks of a script that runs on several; every node keeps its own logs."""
     lease = Lease()
@@ -225,6 +233,7 @@ def run_script_on_nodes(
             ranks=nodes.ranks,
             folder=folder,
             cold=cold,
+            grace_seconds=grace_seconds,
             joined=joined,
             on_team=tell,
         )
@@ -325,6 +334,7 @@ def _launch(
             min_ranks=team.min_ranks,
             on_restart=restarted,
             ask_to_stop=ask_to_stop if _resumable(loaded) else None,
+            stop_seconds=team.stop_seconds,
             joined=joined,
             on_team=tell_team,
             to_json=_as_json,
@@ -378,7 +388,8 @@ def _default_folder(loaded: LoadedJob, nodes: Nodes | None) -> Path | None:
     return loaded.run_in_storage(time.strftime("%Y%m%d-%H%M%S"))
 
 
-def _named_by_time(name: str) -> Path:
+def named_by_time(name: str) -> Path:
+    """The folder of a run that was given none."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
@@ -407,9 +418,10 @@ def new_run(
 ) -> Iterator[RunFolder]:
     """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`.
 
-    Another launch that has it is given `claim_seconds` to let go.
+    Another launch that has it is given `claim_seconds` to let go. When the command is refused within (UsageError), a
+    folder that was made for it is taken away again.
     """
-    path = run_dir or _named_by_time(name)
+    path = run_dir or named_by_time(name)
     folder = RunFolder(path.absolute())
     if folder.job.exists() and fresh:
         _set_aside(folder)
@@ -417,10 +429,19 @@ def new_run(
         raise UsageError(
             f"{path} holds a run already, and this one has no checkpoints to go on from; give another --run-dir"
         )
+    made = [place for place in (folder.path, *folder.path.parents) if not place.exists()]
     try:
         folder.create()
     except (OSError, ValueError) as error:  # ValueError: a NUL character in its path
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot make the run folder {path}: {reason}; give another --run-dir") from None
-    with Claim(folder, claim_seconds):
-        yield folder
+    try:
+        with Claim(folder, claim_seconds):
+            yield folder
+    except UsageError:
+        if folder.path in made:
+            folder.empty()
+            with contextlib.suppress(OSError):  # somebody else uses it, or there is something in it
+                for place in made:
+                    place.rmdir()
+        raise

@@ -1,6 +1,7 @@
 """Whoever is killed, stopped or hung: it is told at once, and nothing is left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def test_stop_signals_end_all_at_once_even_ranks_that_ignore_sigterm_or_are_stop
     launcher.send_signal(number)  # an impatient user
     output = end_of(launcher)
     assert launcher.returncode == code
-    assert "StoppedAtOnce: stopped at once by" in output
+    assert re.search("StoppedAtOnce: stopped (at once )?by", output)  # the second may come when all is over
     all_gone(descendants)
 
 

@@ -11,7 +11,7 @@ import pytest
 from dure.errors import RankFailed
 from dure.launch import run_team
 from dure.launch.litter import LOOK_SECONDS, Litter
-from dure.launch.team import TORCH
+from dure.launch.preload import TORCH
 from dure.run_folder import RunFolder
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a process namespace")

@@ -7,7 +7,7 @@ from leftovers import all_gone
 
 from dure.errors import RankFailed
 from dure.launch import run_team
-from dure.launch.team import TORCH
+from dure.launch.preload import TORCH
 from dure.run_folder import RunFolder
 
 

@@ -27,6 +27,10 @@ def square(number):
     return rank(), number * number, torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.getcwd()
 
 
+def in_order_of_a_set():
+    return list({f"word {number}" for number in range(50)}), os.environ["PYTHONHASHSEED"]
+
+
 def big():
     return bytes([rank()]) * (3 << 20)
 

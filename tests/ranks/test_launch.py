@@ -9,7 +9,7 @@ import pytest
 from dure.bench.ports import free_ports
 from dure.errors import RankFailed, UsageError
 from dure.launch import run_team
-from dure.launch.team import TORCH
+from dure.launch.preload import TORCH
 from dure.run_folder import RunFolder
 
 
@@ -46,6 +46,14 @@ def test_teed_output_is_on_the_console_too(folder, capfd):
 
 def test_large_values_come_home_whole(folder):
     assert run("big", folder=folder) == [bytes([rank]) * (3 << 20) for rank in range(2)]
+
+
+def test_the_order_of_a_set_of_words_is_the_same_on_all_ranks_and_at_every_start(folder, monkeypatch):
+    found = []
+    for seed in ("1", "random"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        found += run("in_order_of_a_set", folder=folder)
+    assert found == [found[0]] * 4
 
 
 def test_ranks_meet_through_the_agents_store(folder):

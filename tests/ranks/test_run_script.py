@@ -39,7 +39,7 @@ def launch(command, folder, end, *, target, cwd=HERE):
         argv = ["torch.distributed.run", *own, *target, str(folder), end]
     else:
         own = ["--ranks", str(RANKS), "--run-dir", str(folder / "run")]
-        argv = ["dure.launch", "run", *target, *own, *command.split()[1:], "--", str(folder), end]
+        argv = ["dure", "run", *own, *command.split()[1:], *target, str(folder), end]
     done = subprocess.run(
         [sys.executable, "-m", *argv],
         check=False,
@@ -121,10 +121,10 @@ def test_the_exit_code_of_the_command_is_torchruns(end, tmp_path):
     script.write_text(f"import sys; sys.exit({end})")
     commands = [
         ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", str(script)],
-        ["dure.launch", "run", str(script), "--ranks=2", "--cold", f"--run-dir={tmp_path / 'cold'}"],
+        ["dure", "run", "--ranks=2", "--cold", f"--run-dir={tmp_path / 'cold'}", str(script)],
     ]
     if end == "3":  # that a warm rank ends with 0 is shown above
-        commands.append(["dure.launch", "run", str(script), "--ranks=2", f"--run-dir={tmp_path / 'warm'}"])
+        commands.append(["dure", "run", "--ranks=2", f"--run-dir={tmp_path / 'warm'}", str(script)])
     env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)}
     started = [
         subprocess.Popen([sys.executable, "-m", *argv], env=env, stdout=-1, stderr=-1, text=True)
@@ -135,16 +135,3 @@ def test_the_exit_code_of_the_command_is_torchruns(end, tmp_path):
     if end == "3":
         assert "sys.exit(3)" in ends[2][0][1]
         assert "exit code 3" in ends[1][0][1]
-
-
-def test_a_script_that_does_not_exist_is_a_usage_error(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "dure.launch", "run", "missing.py", "--ranks", "2"],
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert "'missing.py' does not exist" in done.stderr

@@ -31,7 +31,8 @@ class Run:
             nodes, fewest or nodes, FACTS, "/mnt/shared/run", join_seconds=300, max_restarts=max_restarts
         )
         self.said, self.restarts = [], []
-        self.council = Council(terms, 0.0, self.said.append, self.restarts.append)
+        self.stopping = False
+        self.council = Council(terms, 0.0, self.said.append, self.restarts.append, lambda: self.stopping)
 
     def come(self, node, now=0.0, **changes):
         hello = Hello(node, f"node{node}", f"10.0.1.{10 + node}", 4, FACTS)
@@ -273,3 +274,28 @@ def test_a_store_that_comes_up_for_a_team_that_fell_apart_is_ignored():
     assert run.council.heard(0, StoreUp(1, 4321), 0.6) == []
     ((_, team),) = run.council.heard(0, Ready(), 0.7)
     assert team.number == 2
+
+
+@pytest.mark.parametrize("what", ["a failed rank", "a lost node"])
+def test_once_a_stop_was_asked_nothing_starts_again_and_nobody_is_taken_in(what):
+    run = Run(nodes=3, fewest=1)
+    run.form(0, 1)
+    run.stopping = True
+    assert kinds(run.council.hello(Hello(2, "node2", "10.0.1.12", 4, FACTS), 5.0)) == [(2, "Refused")]
+    if what == "a failed rank":
+        letters = run.fault(1, "rank 4 was killed", now=6.0)
+    else:
+        letters = run.council.lost(1, "the cable is out", 6.0)
+    assert run.council.ended
+    assert run.restarts == []
+    end = dict(letters)[0]
+    assert isinstance(end, End)
+    assert end.exit_code == 75
+
+
+def test_a_bug_that_shows_while_the_run_stops_is_told_as_one():
+    run = Run()
+    run.form(0, 1)
+    run.stopping = True
+    end = dict(run.fault(1, "rank 4 failed: ValueError", now=6.0, may_pass=False))[0]
+    assert (end.message, end.exit_code) == ("rank 4 failed: ValueError", 1)

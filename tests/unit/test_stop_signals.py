@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -32,11 +34,60 @@ def test_a_signal_before_there_are_ranks_stops_at_once():
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_hang_up_is_never_gentle():
-    with StopSignals(lambda name: None) as stop:
+def test_a_hang_up_asks_too_and_a_second_one_is_the_same_closed_terminal():
+    asked = []
+    with StopSignals(asked.append) as stop:
         os.kill(os.getpid(), signal.SIGHUP)
+        stop.check()
+        os.kill(os.getpid(), signal.SIGHUP)
+        stop.check()
+        assert asked == ["SIGHUP"]
+        assert stop.asked_at is not None
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StoppedAtOnce, match="stopped at once by SIGTERM"):
+            stop.check()
+
+
+def test_sigquit_is_never_gentle():
+    with StopSignals(lambda name: None) as stop:
+        os.kill(os.getpid(), signal.SIGQUIT)
         with pytest.raises(StoppedAtOnce):
             stop.check()
+
+
+@pytest.mark.parametrize("ask", [None, lambda name: None])
+def test_signals_that_mean_nothing_to_the_launcher_do_not_kill_it(ask):
+    with StopSignals(ask) as stop:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        if ask is None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        stop.check()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_one_within_another_asks_the_ranks_for_all_that_it_can():
+    asked = []
+    with StopSignals(), StopSignals(asked.append) as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        stop.check()
+        assert asked == ["SIGUSR1"]
+
+
+def test_output_to_a_closed_terminal_goes_nowhere():
+    code = """if True:
+        import os, pty, signal, sys
+        from dure.launch.stop import StopSignals
+        ours, theirs = pty.openpty()
+        os.dup2(theirs, 1); os.dup2(theirs, 2); os.close(theirs)
+        with StopSignals(lambda name: None) as stop:
+            os.close(ours)
+            os.kill(os.getpid(), signal.SIGHUP)
+            stop.check()
+            print("nobody reads this", flush=True)
+            print("nor this", file=sys.stderr, flush=True)
+    """
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
 
 
 def test_a_wish_to_stop_that_is_older_than_this_launch_is_forgotten_and_a_newer_one_is_not(tmp_path):

@@ -19,7 +19,7 @@ from dure.bench.two_nodes import TwoNodes
 from dure.errors import UsageError
 from dure.lab.network import bits_per_second
 from dure.launch import run_team
-from dure.launch.team import TORCH_WITH_DDP
+from dure.launch.preload import TORCH_WITH_DDP
 from dure.run_folder import RunFolder
 
 SIZES = (0.0625, 1.0, 25.0, 100.0)

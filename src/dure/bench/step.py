@@ -16,7 +16,7 @@ from typing import Any, cast
 from dure.bench.workload import DDP, DURE, FINER, LIBRARIES, LIMIT, SHARDED, RankFigures, Workload
 from dure.errors import UsageError
 from dure.launch import run_team
-from dure.launch.team import TORCH_WITH_DDP
+from dure.launch.preload import TORCH_WITH_DDP
 from dure.run_folder import RunFolder
 
 HANG_SECONDS = 120.0

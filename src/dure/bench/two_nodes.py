@@ -29,10 +29,11 @@ from dure.lab.network import (
     shaping,
 )
 from dure.launch.failure import rank_failed, settled_cause
+from dure.launch.preload import TORCH_WITH_DDP
 from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
-from dure.launch.team import TORCH_WITH_DDP, forget_last_run
+from dure.launch.team import forget_last_run
 from dure.run_folder import RunFolder
 
 HOSTS = tuple(node_name(number) for number in range(2))

@@ -1,6 +1,6 @@
 """Train a cat classifier on any number of ranks, with a plain loop of your own. The same file runs
 
-    dure run ddp.py --ranks 4 -- --epochs 2
+    dure run --ranks 4 ddp.py --epochs 2
     torchrun --nproc_per_node=4 ddp.py --epochs 2
     srun --ntasks=4 python ddp.py --epochs 2
     python ddp.py                                                            (one rank)

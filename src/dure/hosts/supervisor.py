@@ -75,6 +75,11 @@ class Supervisor:
                     why, lost = self._run_once(leader)
                     if not why:
                         return
+                    if self._asked_to_stop:
+                        raise Resumable(
+                            f"{why}. The run was asked to stop, so it is not started again; resumable: the same "
+                            f"command with --run-dir {self.wanted.run} goes on from its newest checkpoint"
+                        )
                     tries = 0 if time.monotonic() - began > _LONG_SECONDS else tries + 1
                     if tries > self.wanted.max_restarts:
                         raise Resumable(

@@ -162,6 +162,9 @@ class TeamSection(Section):
     """false: no exchange; every rank trains a model of its own, and the run says how far apart they are."""
     hang_seconds: Seconds = 120.0
     """When no rank moves for so long, the team is hung; the run says who waits for whom."""
+    stop_seconds: Seconds = 100.0
+    """How long a run that was asked to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) may take to finish its step and save;
+    then its ranks are ended, and it goes on from its newest checkpoint the next time."""
     max_restarts: CountOrNone = 3
     """How often a team whose machine failed it (a rank killed, crashed, out of memory, hung) is started again
     without getting to a further step; then the run ends with the first cause. 0: at once."""

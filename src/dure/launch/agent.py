@@ -27,18 +27,24 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events.api import Event, EventSource
 
-from dure.errors import RankFailed
+from dure.errors import RankFailed, Resumable
 from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
+from dure.launch.leaving import LeaveWatch
 from dure.launch.nodes.messages import Again, End, Team
 from dure.launch.oversight import Oversight, Rendezvous
 from dure.launch.rank import RankStart, Returned
 from dure.launch.ranks import Ranks
-from dure.launch.stop import StopSignals
+from dure.launch.stop import StopSignals, in_words
 from dure.run_folder import RunFolder
+from dure.say import say
 
 _LOOK_SECONDS = 0.03
 _TICK_SECONDS = 0.1
+_FILE_SECONDS = 1.0
+_SHORT_SECONDS = 2.0
+"""A wait that needs no explanation."""
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EXIT_SECONDS = 10.0
 _BIRTH_SECONDS = 300.0
 _NO_LIMIT = 1 << 30
@@ -60,6 +66,10 @@ class Plan:
     on_tick: Callable[[], None] | None
     max_restarts: int
     """How often the team is born again without getting any further."""
+    stops_at_a_step: bool
+    """Whether ranks can be asked to stop and save; otherwise the signal that asks for it is passed on to them."""
+    stop_seconds: float
+    """How long ranks that have been asked to stop may take."""
 
 
 class TeamAgent(SimpleElasticAgent):
@@ -88,7 +98,9 @@ class TeamAgent(SimpleElasticAgent):
         self._ranks = ranks
         self._stop = stop
         self._watch = watch
+        self._leave_watch = None if plan.returns else LeaveWatch(ranks, plan.folder)
         self._ticked_at = 0.0
+        self._looked_for_file_at = 0.0
         self._leaving: dict[int, float] = {}
         self._oversight = oversight
         self._answered = False
@@ -146,7 +158,24 @@ class TeamAgent(SimpleElasticAgent):
             self._watch.start_anew()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        self._ranks.end(self._plan.grace_seconds)
+        """End the ranks: by the signal that asked for it, where there is one. A further signal ends the grace."""
+        grace, asked = self._plan.grace_seconds, self._stop.received
+        tell_at = time.monotonic() + (0.0 if asked is not None else _SHORT_SECONDS)
+        told = False
+
+        def hurry() -> bool:
+            nonlocal told
+            if not told and time.monotonic() >= tell_at and grace > _SHORT_SECONDS:
+                told = True
+                left = ", ".join(map(str, self._ranks.alive()))
+                why = "" if asked is None else f"{in_words(asked)}: "
+                again = "" if asked is None else "; once more ends them at once"
+                say(f"{why}waits up to {grace:.0f} s for rank(s) {left} to end{again}")
+            return self._stop.again() if asked is not None else self._stop.received is not None
+
+        self._ranks.end(grace, asked if asked in _PASSED_ON else death_sig, hurry)
+        if self._ranks.killed and grace > 0:
+            say(f"rank(s) {', '.join(map(str, self._ranks.killed))} did not end, and were killed")
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._look_around()
@@ -182,6 +211,8 @@ class TeamAgent(SimpleElasticAgent):
         if ranks.lost:
             raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())
         self._hurry_leavers()
+        if self._leave_watch is not None:
+            self._leave_watch.look()
         if self._watch is not None:
             self._watch.look()
         return False
@@ -192,9 +223,27 @@ class TeamAgent(SimpleElasticAgent):
     def _look_around(self) -> None:
         self._stop.check()
         now = time.monotonic()
+        if self._plan.stops_at_a_step:
+            self._look_for_stop(now)
         if self._plan.on_tick is not None and now - self._ticked_at >= _TICK_SECONDS:
             self._ticked_at = now
             self._plan.on_tick()
+
+    def _look_for_stop(self, now: float) -> None:
+        """Raise Resumable when ranks that were asked to stop, here or elsewhere, have not by their deadline."""
+        if now - self._looked_for_file_at >= _FILE_SECONDS:
+            self._looked_for_file_at = now
+            if self._plan.folder.asked_to_stop():
+                self._stop.asked_elsewhere()
+        asked_at = self._stop.asked_at
+        if asked_at is None or now - asked_at < self._plan.stop_seconds:
+            return
+        who = f" {self._watch.verdict()}" if self._watch is not None and self._ranks.pids else ""
+        raise Resumable(
+            f"the run was asked to stop, and has not saved within {self._plan.stop_seconds:.0f} s "
+            f"(team.stop_seconds): all ranks are ended.{who} Resumable: the same command with --run-dir goes on from "
+            "its newest checkpoint"
+        )
 
     def _judge(self, faults: list[Fault]) -> None:
         """Raise the cause, unless a better one may come: the rank that failed first may still unwind."""

@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
-from dure.errors import DureError, PeerLost, RankFailed, StorageError
+from dure.errors import DureError, PeerLost, RankFailed, Resumable, StorageError
 from dure.files import open_plain
 from dure.say import redacted
 
@@ -200,8 +200,18 @@ def rank_failed(
     return RankFailed(message, rank=fault.rank, host=host, details=tail(log), may_pass=not returned)
 
 
+def unsaved(failed: RankFailed) -> DureError:
+    """What a run ends with whose ranks fail after they were asked to stop: it is not started again for that."""
+    if not failed.may_pass:
+        return failed
+    return Resumable(
+        f"{failed} The run was asked to stop, so it is not started again; resumable: the same command with --run-dir "
+        "goes on from its newest checkpoint"
+    )
+
+
 def exit_words(exit_code: int, *, silent: bool = True) -> str:
-    """Say how a process ended that left no word of its own."""
+    """Say how a process ended that left no word of its own; `silent`: one of our own making, which leaves stacks."""
     if exit_code >= 0:
         hint = " and without a word (os._exit, or a library's exit?)" if silent else ""
         return f"ended with exit code {exit_code}{hint}"
@@ -209,10 +219,11 @@ def exit_words(exit_code: int, *, silent: bool = True) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
+    stacks = "; the Python stacks are in its output" if silent else ""
     hints = {
         "SIGKILL": ": out of memory, or someone's kill -9",
-        "SIGSEGV": ": a crash in native code; the Python stacks are in its output",
-        "SIGABRT": ": native code gave up; the Python stacks are in its output",
+        "SIGSEGV": f": a crash in native code{stacks}",
+        "SIGABRT": f": native code gave up{stacks}",
         "SIGBUS": ": mapped memory that is not there; a full disk, or a full /dev/shm?",
         "SIGILL": ": built for another processor?",
         "SIGTERM": ": someone else's kill?",

@@ -85,7 +85,7 @@ class HangWatch:
         elif self._ranks.unwatched:  # nobody can tell whether those move
             self._moved_at = now
         elif now - self._moved_at >= self._hang_seconds:
-            self._give_up(beats)
+            raise self.verdict()
 
     @property
     def seen_step(self) -> int:
@@ -99,10 +99,11 @@ class HangWatch:
     def _beats(self) -> list[Beat | None]:
         return [read_beat(self._folder.pulse(rank)) for rank in self._ranks.numbers]
 
-    def _give_up(self, beats: Sequence[Beat | None]) -> None:
+    def verdict(self) -> RankFailed:
+        """Collect the stacks of all ranks, and return who holds up the team, in words."""
         standings = [
             Standing(rank, beat, self._ranks.state(rank))
-            for rank, beat in zip(self._ranks.numbers, beats, strict=True)
+            for rank, beat in zip(self._ranks.numbers, self._beats(), strict=True)
         ]
         message, culprit = who_waits_for_whom(standings, time.monotonic_ns(), self._moved_at)
         self._collect_stacks(standings)
@@ -110,7 +111,7 @@ class HangWatch:
         with contextlib.suppress(OSError):
             message += f" Stacks: {path.parent}/"
         details = tail(path, lines=10_000)
-        raise RankFailed(
+        return RankFailed(
             message,
             rank=culprit,
             host=socket.gethostname(),

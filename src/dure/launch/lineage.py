@@ -86,6 +86,16 @@ def state(pid: int) -> str:
         return ""
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            masks = dict(line.split(":", 1) for line in file if line.startswith("SigCgt"))
+        return bool(int(masks["SigCgt"], 16) >> (number - 1) & 1)
+    except (OSError, KeyError, ValueError):
+        return False
+
+
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: it imports torch once, for all of them.
+"""The prefork server: the process that ranks are forked from. It imports torch once, for all of them.
 
 The launcher starts it as a fresh interpreter and talks to it over a socket. `multiprocessing`'s forkserver
 does nearly this, but it leaves marks that a stock script under `dure run` would notice (a start method
@@ -26,10 +26,13 @@ from pathlib import Path
 
 from dure.launch import lineage
 from dure.launch.litter import LOOK_SECONDS, Litter
+from dure.launch.title import ROOM, set_title
 
-_END_SECONDS = 5.0
-_FOR_THE_LAUNCHER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+FOR_THE_LAUNCHER = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
 """Ctrl-C reaches everyone in the terminal, Slurm signals every process of a step: the launcher decides."""
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,29 @@ class Ended:
     at_ns: int
 
 
-def main(control: int, launcher: int, preload: tuple[str, ...], fresh_path: list[str]) -> int:
+def main(
+    control: int,
+    launcher: int,
+    preload: tuple[str, ...],
+    extra: tuple[str, ...],
+    search_path: list[str] | None,
+    fresh_path: list[str],
+) -> int:
     """Import, then serve births until the launcher is gone. Returns in the nursery and in every rank.
 
-    `fresh_path` is the `sys.path` of an interpreter that runs a script, but for the script's own folder.
+    `extra` is imported too, unless that starts threads, which no fork takes along. `fresh_path` is the `sys.path` of an
+    interpreter that runs a script, but for the script's own folder. The launcher has blocked its signals for us.
     """
     nursery = os.getpid()
     lineage.die_with(launcher)
-    for number in _FOR_THE_LAUNCHER:
+    for number in FOR_THE_LAUNCHER:
         signal.signal(number, signal.SIG_IGN)
-    _import(preload)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_LAUNCHER)
+    set_title(f"dure: prefork server of {launcher}", "dure prefork")
+    env = dict(os.environ)
+    variables = _import(preload, extra)
+    if variables is None:
+        os.execve(sys.executable, command(control, launcher, preload, (), search_path), env)
     lineage.adopt_orphans()
     lineage.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
     with Connection(control) as launcher_line:
@@ -87,18 +103,51 @@ def main(control: int, launcher: int, preload: tuple[str, ...], fresh_path: list
         return 0
     from dure.launch.rank import live
 
-    return live(birth, nursery, fresh_path)
+    return live(birth, nursery, fresh_path, variables)
 
 
-def _import(modules: tuple[str, ...]) -> None:
+def _import(modules: tuple[str, ...], extra: tuple[str, ...]) -> dict[str, dict[str, str]] | None:
+    """Import; returns the packages, each with the environment variables that its import has set.
+
+    None when `extra` has made this process one that cannot be forked from.
+    """
     gc.disable()
+    variables: dict[str, dict[str, str]] = {}
     for name in modules:
-        # What is missing or broken here fails again in the rank, which can say so.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+        _import_one(name, variables)
+    before = _threads()
+    for name in extra:
+        _import_one(name, variables)
+    if _threads() > before:
+        return None
     gc.collect()
     gc.freeze()  # keeps the collector of every rank off these pages, so that they stay shared
     gc.enable()
+    return variables
+
+
+def _import_one(name: str, variables: dict[str, dict[str, str]]) -> None:
+    module, _, attribute = name.partition(":")
+    before = dict(os.environ)
+    # What is missing or broken here fails again in the rank, which can say so.
+    with contextlib.suppress(BaseException):
+        imported = importlib.import_module(module)
+        if attribute:
+            getattr(imported, attribute)  # packages such as transformers import most of themselves only then
+    changed = {key: value for key, value in os.environ.items() if before.get(key) != value}
+    variables.setdefault(module.partition(".")[0], {}).update(changed)
+
+
+def _threads() -> int:
+    """All threads of this process that a fork would lose, native ones too: a driver that was woken up has some.
+
+    Libraries that can be forked (OpenBLAS) end theirs before a fork, and start them again in whoever needs them.
+    """
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len(os.listdir("/proc/self/task"))
 
 
 def _serve(launcher: Connection) -> Birth | None:
@@ -131,7 +180,7 @@ def _serve(launcher: Connection) -> Birth | None:
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for number in _FOR_THE_LAUNCHER:
+                    for number in FOR_THE_LAUNCHER:
                         signal.signal(number, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, signal.default_int_handler)
                     others = {fd for other in births if other is not birth for fd in other.descriptors}
@@ -178,7 +227,11 @@ def _end_descendants(ranks: list[int], litter: Litter) -> None:
 
 
 def command(
-    control: int, launcher: int, preload: tuple[str, ...], search_path: list[str] | None
+    control: int,
+    launcher: int,
+    preload: tuple[str, ...],
+    extra: tuple[str, ...],
+    search_path: list[str] | None,
 ) -> list[str]:
     """Return the command line of a nursery that imports from `search_path` (None: as a fresh interpreter)."""
     source = str(Path(__file__).parents[2])  # `dure` itself is found where the launcher found it
@@ -186,7 +239,7 @@ def command(
         "import sys; fresh = sys.path[0 if sys.flags.safe_path else 1 :]\n"
         f"sys.path[:] = {search_path!r} or [*fresh, {source!r}]\n"
         "from dure.launch.nursery import main\n"
-        f"sys.exit(main({control}, {launcher}, {preload!r}, fresh))"
+        f"sys.exit(main({control}, {launcher}, {preload!r}, {extra!r}, {search_path!r}, fresh))"
     )
     # -u as torchrun starts its ranks: what a rank prints is out at once, and a kill loses none of it.
-    return [sys.executable, "-u", "-c", code]
+    return [sys.executable, "-u", "-c", code, " " * ROOM]

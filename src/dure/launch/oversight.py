@@ -12,6 +12,7 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from dure.errors import RankFailed
+from dure.launch.failure import unsaved
 from dure.launch.nodes.member import Member
 from dure.launch.nodes.messages import Again, Done, End, Fault, Team
 from dure.launch.patience import Patience, Restart
@@ -39,12 +40,18 @@ class Alone:
     """One node: nobody to ask."""
 
     def __init__(
-        self, listener: socket.socket, patience: Patience, on_restart: Callable[[Restart], None]
+        self,
+        listener: socket.socket,
+        patience: Patience,
+        on_restart: Callable[[Restart], None],
+        stopping: Callable[[], bool],
     ) -> None:
+        """`stopping`: whether the ranks have been asked to stop; then they are not started again."""
         self._address, self._port = listener.getsockname()[:2]
         self._listener: socket.socket | None = listener
         self._patience = patience
         self._on_restart = on_restart
+        self._stopping = stopping
         self._store: TCPStore | None = None
         self._answer: Again | End | None = None
 
@@ -72,6 +79,8 @@ class Alone:
 
     def failed(self, failed: RankFailed, step: int) -> None:
         """Start again, or raise what the run ends with."""
+        if self._stopping():
+            raise unsaved(failed)
         self._on_restart(self._patience.after(failed, step))
         self._answer = Again(0, str(failed))
 

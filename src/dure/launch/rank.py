@@ -13,22 +13,27 @@ import select
 import signal
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from dure.errors import DureError
 from dure.files import open_own, write_whole
-from dure.launch import lineage
+from dure.launch import lineage, own_state
 from dure.launch.failure import RankError, describe
 from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
 from dure.launch.nursery import Birth
+from dure.launch.preloaded import LateSettings, Preloaded
+from dure.launch.process_groups import keep_process_groups
+from dure.launch.title import rank_title, set_title
 from dure.pulse import Phase, Pulse
 from dure.run_folder import RunFolder
-from dure.say import keep_output_harmless, say, say_through
+from dure.say import say, say_through
 
+STACKS_OF_SCRIPT = signal.SIGRTMAX - 5
+"""Asks a rank of `dure run` for its stacks: a signal that no script uses, and only sent to one that waits for it."""
 _HEADER = struct.Struct("<Q")
 _LONGEST_WORDS = 800
 """With up to four bytes a letter, and what pickle adds, less than a pipe takes at once (4096 bytes)."""
@@ -45,6 +50,11 @@ class Call:
     folder: RunFolder
     search_path: tuple[str, ...]
 
+    @property
+    def words(self) -> list[str]:
+        """What other processes see of it."""
+        return [self.entry, str(self.folder.path)]
+
 
 @dataclass(frozen=True)
 class Script:
@@ -53,6 +63,12 @@ class Script:
     target: str
     argv: tuple[str, ...]
     module: bool
+    folder: RunFolder
+
+    @property
+    def words(self) -> list[str]:
+        """What other processes see of it."""
+        return [self.target, *self.argv]
 
 
 @dataclass(frozen=True)
@@ -92,8 +108,13 @@ class Returned:
     value: bytes
 
 
-def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
-    """Be the rank that `birth` asks for. Returns the exit code of the process, or never."""
+def live(
+    birth: Birth, nursery: int, fresh_path: list[str], preloaded: Mapping[str, Mapping[str, str]]
+) -> int:
+    """Be the rank that `birth` asks for. Returns the exit code of the process, or never.
+
+    `preloaded` are the packages that are imported already, with the environment variables that this has set.
+    """
     lineage.die_with(nursery)
     os.setsid()  # as under torchrun: a terminal's Ctrl-C goes to the launcher, which ends the ranks
     os.set_inheritable(birth.report, False)
@@ -107,19 +128,37 @@ def live(birth: Birth, nursery: int, fresh_path: list[str]) -> int:
     except OSError as error:  # the folder is gone, or the disk is full
         _send(birth.report, describe(error, start.rank))
         return 1
-    match start.work:
-        case Command(argv):
-            os.execvp(argv[0], argv)
-        case Script() as script:
-            _fresh_randomness()
+    work = start.work
+    if isinstance(work, Command):
+        os.execvp(work.argv[0], work.argv)
+    set_title(*rank_title(start.rank, start.env.get("WORLD_SIZE", "?"), work.words))
+    own_state.renew()
+    if isinstance(work, Script):
+        return _run_script(work, start, birth.report, fresh_path, preloaded)
+    keep_output_harmless()
+    _leave(_call(work, start.rank, birth.report))
 
-            def report(error: BaseException) -> None:
-                _send(birth.report, describe(error, start.rank))
 
-            return run_as_main(script.target, script.argv, script.module, fresh_path, report)
-        case Call() as call:
-            keep_output_harmless()
-            _leave(_call(call, start.rank, birth.report))
+def _run_script(
+    script: Script,
+    start: RankStart,
+    report: int,
+    fresh_path: list[str],
+    preloaded: Mapping[str, Mapping[str, str]],
+) -> int:
+    faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
+    stacks_on(STACKS_OF_SCRIPT, script.folder.stacks(start.rank))
+    keep_process_groups()
+    settings = LateSettings(preloaded, speaks=start.env.get("LOCAL_RANK") == "0")
+    hidden = Preloaded(preloaded, settings.look)
+
+    def tell(error: BaseException) -> None:
+        _send(report, describe(error, start.rank))
+
+    try:
+        return run_as_main(script.target, script.argv, script.module, fresh_path, tell)
+    finally:
+        hidden.put_back_all()
 
 
 def read_report(data: bytearray) -> Said | Returned | RankError | None:
@@ -137,7 +176,7 @@ def read_report(data: bytearray) -> Said | Returned | RankError | None:
 
 def _call(call: Call, rank: int, report: int) -> int:
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
-    stacks = _stacks_on_signal(call.folder.stacks(rank))
+    stacks = stacks_on(signal.SIGUSR2, call.folder.stacks(rank))
     pulse = Pulse(call.folder.pulse(rank))
     pulse.beat(0, Phase.STARTING)
     if not pulse.kept:
@@ -145,7 +184,6 @@ def _call(call: Call, rank: int, report: int) -> int:
         _tell(report, Said(f"{path.parent} cannot be written: a hang will not be noticed", unwatched=True))
     try:
         sys.path[:] = call.search_path
-        _fresh_randomness()
         _limit_threads(call.threads)
         value = _resolve(call.entry)(*pickle.loads(call.args))
         payload = pickle.dumps(value)
@@ -188,8 +226,8 @@ def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
     if birth.stdout is not None and birth.stderr is not None:
         os.dup2(birth.stdout, 1)
         os.dup2(birth.stderr, 2)
-        os.close(birth.stdout)
-        os.close(birth.stderr)
+        for descriptor in {birth.stdout, birth.stderr}:
+            os.close(descriptor)
         return
     descriptor, trouble = open_log(log, goes_on=again)
     os.dup2(descriptor, 1)
@@ -199,21 +237,14 @@ def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
         say(trouble, urgent=True)
 
 
-def _stacks_on_signal(path: Path) -> int | None:
+def stacks_on(number: int, path: Path) -> int | None:
+    """Write the stacks of all threads to `path` when a signal comes; returns its descriptor, if it can be written."""
     try:
         descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     except OSError:
         descriptor = None
-    faulthandler.register(
-        signal.SIGUSR2, file=sys.stderr if descriptor is None else descriptor, all_threads=True
-    )
+    faulthandler.register(number, file=sys.stderr if descriptor is None else descriptor, all_threads=True)
     return descriptor
-
-
-def _fresh_randomness() -> None:
-    # `random` seeds itself after a fork; numpy's global generator would be the same in every rank.
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
 
 
 def _limit_threads(threads: int) -> None:

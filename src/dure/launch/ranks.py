@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from dure.errors import RankFailed
 from dure.launch import lineage
 from dure.launch.failure import Fault, RankError, exit_words, fault_of, seconds_since
-from dure.launch.nursery import Birth, Born, Ended, command
+from dure.launch.nursery import FOR_THE_LAUNCHER, Birth, Born, Ended, command
 from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
 from dure.say import say
@@ -38,11 +39,13 @@ class Ranks:
         env: Mapping[str, str],
         search_path: Sequence[str] | None,
         tee: bool,
+        extra: Sequence[str] = (),
         first: int = 0,
         within: Sequence[str] = (),
         on_said: Callable[[str], None] = say,
     ) -> None:
-        """Start the nursery, one rank to come for each of `logs`; it imports `preload` from `search_path`.
+        """Start the nursery, one rank to come for each of `logs`; it imports `preload` from `search_path`, and `extra`
+        if ranks can still be forked then.
 
         Without a `search_path` it imports as a fresh interpreter does. `tee` shows the ranks' output on
         the console too. `first` is the number of the first rank: other nodes may have those before it.
@@ -54,6 +57,8 @@ class Ranks:
         self.pids: dict[int, int] = {}
         self.ended: dict[int, Ended] = {}
         self.reports: dict[int, Returned | RankError] = {}
+        self.killed: list[int] = []
+        """Those that were there when the grace of the last `end` was over."""
         self.lost: str = ""
         """How the nursery ended, if it ended before it was asked to."""
         self.unwatched: set[int] = set()
@@ -73,17 +78,17 @@ class Ranks:
             self._report_reads[rank] = read
             self._report_writes[rank] = write
         ours, theirs = socket.socketpair()
-        with theirs:
+        line = command(
+            theirs.fileno(),
+            os.getpid(),
+            tuple(preload),
+            tuple(extra),
+            list(search_path) if search_path else None,
+        )
+        # The nursery lets signals through when it knows what to do with them.
+        with theirs, _blocked(FOR_THE_LAUNCHER):
             self._nursery = subprocess.Popen(
-                [
-                    *within,
-                    *command(
-                        theirs.fileno(),
-                        os.getpid(),
-                        tuple(preload),
-                        list(search_path) if search_path else None,
-                    ),
-                ],
+                [*within, *line],
                 env=dict(env),
                 pass_fds=[theirs.fileno(), *self._report_writes.values(), *self._console_ends()],
             )
@@ -184,24 +189,50 @@ class Ranks:
         """Return the kernel's letter for what a rank does, "" when it is gone."""
         return lineage.state(self.pids[rank]) if rank in self.pids and rank not in self.ended else ""
 
-    def send(self, rank: int, number: signal.Signals) -> None:
+    def send(self, rank: int, number: int) -> None:
         """Send a signal to a rank; one that is gone is no error."""
         descriptor = self._pidfds.get(rank)
         if descriptor is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
 
-    def end(self, grace_seconds: float) -> list[int]:
-        """End all ranks: SIGTERM, then SIGKILL after the grace; at once for those that are stopped.
+    def interrupt(self, rank: int) -> None:
+        """Do to a rank, and all processes that it has started, what Ctrl-C in its own terminal would do."""
+        descriptor = self._pidfds.get(rank)
+        if descriptor is None or select.select([descriptor], [], [], 0)[0]:  # it has ended
+            return
+        try:
+            os.killpg(self.pids[rank], signal.SIGINT)
+        except OSError:  # so young that it has no group of its own yet
+            self.send(rank, signal.SIGINT)
 
-        Returns the ranks that even SIGKILL did not end (stuck in the kernel).
+    def end(
+        self,
+        grace_seconds: float,
+        number: signal.Signals = signal.SIGTERM,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> list[int]:
+        """Tell all ranks to end by a signal, and kill those that are there after the grace, or when `hurry` says so.
+
+        A hang-up is passed on as SIGTERM to a rank that has no handler for it: it may save for that one.
+        A rank that has said why it fails is not told: it ends already, and has the grace for its exit hooks. One that
+        is stopped is killed at once. Returns the ranks that even SIGKILL did not end (stuck in the kernel).
         """
         self.poll()
         for rank in self.alive():
-            stopped = self.state(rank) in ("T", "t")
-            self.send(rank, signal.SIGKILL if stopped else signal.SIGTERM)
-        self._wait_for_ends(grace_seconds)
-        for rank in self.alive():
+            if self.state(rank) in ("T", "t"):
+                self.send(rank, signal.SIGKILL)
+            elif grace_seconds > 0 and isinstance(self.reports.get(rank), RankError):
+                continue
+            elif number is signal.SIGINT:
+                self.interrupt(rank)
+            elif number is signal.SIGHUP and not lineage.catches(self.pids[rank], number):
+                self.send(rank, signal.SIGTERM)
+            else:
+                self.send(rank, number)
+        self._wait_for_ends(grace_seconds, hurry)
+        self.killed = self.alive()
+        for rank in self.killed:
             self.send(rank, signal.SIGKILL)
         self._wait_for_ends(5.0)
         return self.alive()
@@ -227,9 +258,9 @@ class Ranks:
         self.count = count
         self.numbers = range(first, first + count)
 
-    def _wait_for_ends(self, seconds: float) -> None:
+    def _wait_for_ends(self, seconds: float, hurry: Callable[[], bool] = lambda: False) -> None:
         deadline = time.monotonic() + seconds
-        while self.alive() and time.monotonic() < deadline:
+        while self.alive() and time.monotonic() < deadline and not hurry():
             if self.lost:
                 time.sleep(0.01)
             else:
@@ -251,3 +282,13 @@ class Ranks:
             self._passthrough.finish(0.5)
         for descriptor in (*self._report_reads.values(), *self._pidfds.values()):
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Have a process that is started within born deaf to these signals; for this one they come a moment later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

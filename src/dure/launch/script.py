@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dure.errors import RankFailed, UsageError
 from dure.files import read_at_most
+from dure.launch import preload
 from dure.launch.rank import Command, Script
-from dure.launch.team import TORCH, TORCH_WITH_DDP, launch
+from dure.launch.team import launch
 from dure.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,21 +35,24 @@ def run_script(
     folder: RunFolder,
     cold: bool = False,
     port: int = 0,
-    grace_seconds: float = 1.0,
+    grace_seconds: float = 30.0,
     joined: Joined | None = None,
     on_team: Callable[[Team], None] = lambda team: None,
 ) -> int:
     """Run a script, or a module with `module`, on every rank; return 0 when all ranks ended with 0.
 
     Scripts see what they see under torchrun: environment, argv, `__main__`, working directory, output on
-    the console (also kept in `folder.log(rank)`). They run in interpreters that have imported torch; with
-    `cold` in fresh ones, for scripts that must set something up before torch is imported.
+    the console (also kept in `folder.log(rank)`). They run in interpreters that have imported torch, and what else
+    the script imports first; with `cold` in fresh ones, for scripts that must set something up before.
+
+    Ctrl-C, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which have `grace_seconds` to end before they are
+    killed. So do the others when a rank fails, and so does that rank, for its exit hooks.
 
     With `joined`, these are one node's ranks of several nodes'; `on_team` is told which they are.
 
     Raises RankFailed (exit code 1) with the first cause; its traceback is on the console already.
     """
-    _must_exist(target, module)
+    refuse_missing(target, module)
     env = dict(os.environ)
     if ranks > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's rule
@@ -56,15 +61,17 @@ def run_script(
     def work(rank: int) -> Script | Command:
         if cold:
             return Command((sys.executable, "-u", *switch, target, *argv))
-        return Script(target, tuple(argv), module)
+        return Script(target, tuple(argv), module, folder)
 
+    source = "" if cold else _source(target, module)
     try:
         launch(
             work,
             ranks=ranks,
             folder=folder,
             env=env,
-            preload=() if cold else _preload(target, module),
+            preload=() if cold else preload.base(source),
+            extra=preload.extra(source) if ranks > 1 else (),  # one rank can do it by itself
             search_path=None,
             hang_seconds=math.inf,  # a stock script has no pulse
             port=port,
@@ -79,25 +86,43 @@ def run_script(
     return 0
 
 
-def _must_exist(target: str, module: bool) -> None:
-    if module or os.path.isfile(target) or os.path.isdir(target):  # a folder may have a __main__.py
-        return
-    if "\0" not in target and os.path.exists(target):
-        raise UsageError(f"the script {target!r} is no plain file but a pipe, a socket or a device.")
-    raise UsageError(f"the script {target!r} does not exist (in {os.getcwd()}).")
+def refuse_missing(target: str, module: bool) -> None:
+    """Raise UsageError for a script or a module that is not there."""
+    if module:
+        name = target.partition(".")[0]
+        if _find(name) is None and importlib.util.find_spec(name) is None:
+            raise UsageError(f"no module {name!r} is found (from {os.getcwd()}); -m takes a module's name.")
+    elif "\0" in target or not os.path.exists(target):
+        raise UsageError(f"the script {target!r} does not exist (in {os.getcwd()}).")
 
 
-def _preload(target: str, module: bool) -> tuple[str, ...]:
-    """Choose what to import before the fork: what DDP needs takes a second, for a script that names it."""
+def _source(target: str, module: bool) -> str:
+    """The text of what runs as `__main__`, as far as it can be read without importing anything."""
+    path = _module_file(target) if module else Path(target)
     try:
-        path = _module_file(target) if module else Path(target)
-        text = read_at_most(path, _LONGEST_SCRIPT).decode(errors="replace") if path is not None else ""
+        # Not what can be read only once, such as the pipe of a shell's <(…).
+        if path is None or not path.is_file():
+            return ""
+        return read_at_most(path, _LONGEST_SCRIPT).decode(errors="replace")
     except (OSError, ValueError):
-        text = ""
-    return TORCH_WITH_DDP if "DistributedDataParallel" in text or "import dure" in text else TORCH
+        return ""
 
 
 def _module_file(name: str) -> Path | None:
-    # Only a top-level name is looked up: finding a submodule would import its package here.
-    found = None if "." in name else importlib.util.find_spec(name)
+    found = _find(name)
+    if found is not None and found.submodule_search_locations is not None:
+        found = _find(f"{name}.__main__")
     return Path(found.origin) if found is not None and found.origin else None
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Find a module as `python -m` would, but without importing the packages that it is in."""
+    path: Sequence[str] | None = [os.getcwd(), *sys.path]
+    found = None
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        found = importlib.machinery.PathFinder.find_spec(".".join(parts[: depth + 1]), path)
+        if found is None:
+            return None
+        path = found.submodule_search_locations
+    return found

@@ -1,12 +1,16 @@
-"""Ctrl-C and friends, as a request that the launcher meets at its next look.
+"""Signals that ask the launcher to stop, remembered until its next look.
 
-Where ranks can stop at a step and save, the first one asks them to; the second stops everything at once.
+Where ranks can stop at a step and save, the first one asks them to; a second one stops at once. Where they cannot
+(`dure run`), the first one is passed on to the ranks, which have a grace; a second one ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,12 +19,15 @@ from dure.errors import StoppedAtOnce
 from dure.launch.lease import Lease
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_GENTLE = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""What a user, Slurm or a spot instance's end says to a run that may still save."""
+_GENTLE = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""What a user, a closed terminal, Slurm or a spot instance's end says to a run that may still save."""
+_NOT_FOR_US = (signal.SIGUSR1, signal.SIGUSR2)
+"""Sent to every process of a Slurm step, or by mistake: their default would kill the launcher, and all its ranks."""
 
 
 class StopSignals:
-    """Within `with`, the signals that ask the launcher to stop are remembered instead of obeyed.
+    """Within `with`, the signals that ask the launcher to stop are remembered instead of obeyed, and those that mean
+    nothing to it are ignored.
 
     An exception out of a signal handler could strike anywhere, also between the birth of a rank and the
     note of its pid; a second Ctrl-C could strike the clearing up after the first.
@@ -31,19 +38,23 @@ class StopSignals:
 
         The end of the `lease` is looked for at the same times, and comes before any signal.
         """
+        self.asked_at: float | None = None
+        """When the ranks were asked to stop at a step (`time.monotonic`), by a signal or by `asked_elsewhere`."""
         self._ask_ranks = ask_ranks
         self._lease = lease
-        self._asked = False
         self._received: list[signal.Signals] = []
         self._at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
+        for number in _NOT_FOR_US:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._before[number] = signal.signal(number, _pass)
         for number in (*_SIGNALS, *(_GENTLE if self._ask_ranks is not None else ())):
-            if number in self._before:
-                continue
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: what was ignored stays ignored
-                self._before[number] = signal.signal(number, self._receive)
+            ignored = number not in self._before and signal.getsignal(number) is signal.SIG_IGN
+            if not ignored:  # nohup: what was ignored stays ignored
+                before = signal.signal(number, self._receive)
+                self._before.setdefault(number, before)
         return self
 
     def __exit__(
@@ -51,6 +62,23 @@ class StopSignals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @property
+    def received(self) -> signal.Signals | None:
+        """The first signal that asked to stop, if one has come."""
+        return self._received[0] if self._received else None
+
+    def again(self) -> bool:
+        """Whether a further signal asks not to wait any longer.
+
+        A hang-up is no such signal: a closed terminal sends it, and the shell that ran in it sends it again.
+        """
+        return any(number is not signal.SIGHUP for number in self._received[1:])
+
+    def asked_elsewhere(self) -> None:
+        """Note that the ranks have been asked to stop by somebody else, such as another node."""
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
@@ -65,18 +93,19 @@ class StopSignals:
         """
         if self._lease is not None:
             self._lease.check()
-        if not self._received:
+        first = self.received
+        if first is None:
             return
-        first = self._received[0]
-        name = "Ctrl-C" if first is signal.SIGINT else first.name
-        if gently and self._ask_ranks is not None and first in _GENTLE and len(self._received) == 1:
-            if not self._asked:
-                self._asked = True
-                self._ask_ranks(name)
+        if signal.SIGHUP in self._received:
+            _forget_closed_output()
+        if gently and self._ask_ranks is not None and first in _GENTLE and not self.again():
+            if self.asked_at is None:
+                self.asked_at = time.monotonic()
+                self._ask_ranks(in_words(first))
             return
-        last = self._received[-1]
-        name = "Ctrl-C" if last is signal.SIGINT else last.name
-        raise StoppedAtOnce(f"stopped at once by {name}; all ranks are ended.", 128 + last)
+        last = next((number for number in reversed(self._received) if number is not signal.SIGHUP), first)
+        how = "at once " if self._ask_ranks is not None or self.again() else ""
+        raise StoppedAtOnce(f"stopped {how}by {in_words(last)}; all ranks are ended.", 128 + last)
 
     @contextlib.contextmanager
     def obeyed_at_once(self) -> Iterator[None]:
@@ -88,3 +117,25 @@ class StopSignals:
         finally:
             self._at_once = False
         self.check(gently=False)
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN: that would look as if the user had it ignored, to another StopSignals within this one."""
+
+
+def in_words(number: signal.Signals) -> str:
+    """How the user knows a signal."""
+    return "Ctrl-C" if number is signal.SIGINT else number.name
+
+
+def _forget_closed_output() -> None:
+    """Let standard output and error go nowhere where their terminal is closed: writing would fail from now on."""
+    poll = select.poll()
+    for descriptor in (1, 2):
+        poll.register(descriptor, 0)
+    gone = [descriptor for descriptor, events in poll.poll(0) if events & (select.POLLHUP | select.POLLERR)]
+    if gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for descriptor in gone:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)

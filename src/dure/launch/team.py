@@ -25,6 +25,7 @@ from dure.launch import lineage
 from dure.launch.keep import Keep
 from dure.launch.patience import Patience, Restart
 from dure.launch.port import listen_at
+from dure.launch.preload import TORCH_WITH_DDP
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -34,11 +35,6 @@ from dure.say import say
 if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined
     from dure.launch.nodes.messages import Team
-
-# Imported once, before ranks are forked. DistributedDataParallel imports torch._dynamo when it is first made, an
-# optimizer and `dure.start` do so too: 1.5 s of a core for each rank that has to do it by itself.
-TORCH = ("torch", "torch.distributed", "numpy")
-TORCH_WITH_DDP = (*TORCH, "torch.nn.parallel", "torch._dynamo")
 
 
 def run_team(
@@ -58,6 +54,7 @@ def run_team(
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
+    stop_seconds: float = math.inf,
     joined: Joined | None = None,
     on_team: Callable[[Team], None] = lambda team: None,
     to_json: Callable[[object], Any] = lambda value: value,
@@ -69,8 +66,10 @@ def run_team(
     (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
     are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
     all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
-    the first Ctrl-C, SIGTERM or SIGUSR1, for ranks that can stop at a step and save; a second one stops at once. Where
-    it raises OSError, the ranks are told by SIGUSR1.
+    the first Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, for ranks that can stop at a step and save; a second one stops at
+    once (but for SIGHUP: a closed terminal may send two). Ranks that have been asked, so or by the file `folder.stop`,
+    are not started again when they fail, and are ended after `stop_seconds`; both raise Resumable. Where
+    `ask_to_stop` raises OSError, the ranks are told by SIGUSR1.
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
     ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
@@ -97,8 +96,14 @@ def run_team(
         work,
         ranks=ranks,
         folder=folder,
-        # DURE_RUN tells a rank where its pulse belongs; one that beats elsewhere would be taken for hung.
-        env={**os.environ, "OMP_NUM_THREADS": str(threads), "DURE_RUN": str(folder.path.absolute())},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
+            "PYTHONHASHSEED": "0",
+            # Where its pulse belongs; a rank that beats elsewhere would be taken for hung.
+            "DURE_RUN": str(folder.path.absolute()),
+        },
         preload=(*preload, module),
         search_path=search_path,
         hang_seconds=hang_seconds,
@@ -110,6 +115,7 @@ def run_team(
         min_ranks=min_ranks,
         on_restart=on_restart,
         ask_to_stop=ask_to_stop,
+        stop_seconds=stop_seconds,
         joined=joined,
         on_team=on_team,
         to_json=to_json,
@@ -130,10 +136,12 @@ def launch(
     on_tick: Callable[[], None] | None,
     tee: bool,
     grace_seconds: float,
+    extra: Sequence[str] = (),
     max_restarts: int = 0,
     min_ranks: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     ask_to_stop: Callable[[str], None] | None = None,
+    stop_seconds: float = math.inf,
     joined: Joined | None = None,
     on_team: Callable[[Team], None] = lambda team: None,
     to_json: Callable[[object], Any] = lambda value: value,
@@ -160,7 +168,7 @@ def launch(
             **(joined.environment if joined is not None else {}),
         }
         logs = [folder.log(rank) for rank in range(ranks)]
-        processes: Ranks = _ranks(logs, preload, env, search_path, tee, on_said)
+        processes: Ranks = _ranks(logs, preload, extra, env, search_path, tee, on_said)
 
         def tell(restart: Restart) -> None:
             record_restart(folder, restart)
@@ -189,6 +197,8 @@ def launch(
                 grace_seconds=grace_seconds,
                 on_tick=on_tick,
                 max_restarts=max_restarts,
+                stops_at_a_step=ask_to_stop is not None,
+                stop_seconds=stop_seconds,
             )
 
             def wait() -> None:
@@ -197,7 +207,12 @@ def launch(
                     on_tick()
 
             oversight: Oversight = (
-                Alone(listener, Patience(max_restarts, ranks, min_ranks), tell)
+                Alone(
+                    listener,
+                    Patience(max_restarts, ranks, min_ranks),
+                    tell,
+                    lambda: ask_to_stop is not None and (stop.asked_at is not None or folder.asked_to_stop()),
+                )
                 if joined is None
                 else UnderLeader(joined.member, wait, on_team, to_json)
             )
@@ -215,13 +230,16 @@ def launch(
 def _ranks(
     logs: Sequence[Path],
     preload: Sequence[str],
+    extra: Sequence[str],
     env: Mapping[str, str],
     search_path: Sequence[str] | None,
     tee: bool,
     on_said: Callable[[str], None],
 ) -> Ranks:
     try:
-        return Ranks(logs, preload=preload, env=env, search_path=search_path, tee=tee, on_said=on_said)
+        return Ranks(
+            logs, preload=preload, extra=extra, env=env, search_path=search_path, tee=tee, on_said=on_said
+        )
     except OSError as error:
         raise UsageError(
             f"{len(logs)} ranks cannot be started: {error.strerror}; use fewer, or raise what `ulimit -n` and `ulimit "

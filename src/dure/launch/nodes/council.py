@@ -86,6 +86,8 @@ class Council:
     now: float
     say: Callable[[str], None]
     on_restart: Callable[[Restart], None]
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the ranks have been asked to stop: then no team is started again, and no node is taken in."""
     members: dict[int, _Member] = field(default_factory=dict)
     values: list[Any] = field(default_factory=list)
     """What all ranks returned, in rank order, when the run is over and all went well."""
@@ -131,6 +133,8 @@ class Council:
             return self._end_resumable(
                 f"{member.name} is lost ({why}), and at least {self._words_for_fewest()} needed"
             )
+        if self.stopping():
+            return self._end_resumable(f"{member.name} is lost ({why}) while the run stops")
         if self._phase is _Phase.GATHERING:
             return []
         return self._restart_after(cause, now, network=True)
@@ -184,8 +188,8 @@ class Council:
             return Refused(
                 f"--node-rank {node.node} is not one of {self.terms.nodes} nodes; use 0 to {self.terms.nodes - 1}"
             )
-        if self._phase is _Phase.ENDED:
-            return Refused("the run is over")
+        if self._phase is _Phase.ENDED or (self._team and self.stopping()):
+            return Refused("the run is over, or about to be")
         for name, ours in self.terms.facts.items():
             theirs = node.facts.get(name)
             if theirs != ours:
@@ -267,6 +271,8 @@ class Council:
 
     def _restart_after(self, failed: RankFailed, now: float, *, network: bool) -> Letters:
         """Start again, or end the run. `network`: nodes lost each other, and no rank did anything wrong."""
+        if failed.may_pass and self.stopping():
+            return self._end_resumable(f"{failed} The run was asked to stop, so it is not started again")
         try:
             restart = self._patience.after(failed, self._furthest)
         except RankFailed as given_up:

@@ -20,6 +20,7 @@ from dure.launch.nodes.leader import Leader, listen_for_nodes
 from dure.launch.nodes.member import Member, NodeTaken, reach_leader
 from dure.launch.nodes.messages import Hello
 from dure.launch.patience import Restart
+from dure.run_folder import RunFolder
 from dure.team_key import TeamKey
 
 _TAKEN_SECONDS = 10.0
@@ -104,30 +105,31 @@ def join(
         leader = None
         if nodes.leads:
             listener = stack.enter_context(contextlib.closing(listen_for_nodes(address, nodes.port)))
+            run = RunFolder(choose_run())
             terms = Terms(
                 nodes.count,
                 nodes.fewest,
                 nodes.facts,
-                str(choose_run()),
+                str(run.path),
                 nodes.join_seconds,
                 nodes.max_restarts,
                 nodes.is_job,
             )
-            council = Council(terms, time.monotonic(), news.put, news.put)
+            council = Council(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
             leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds, key))
 
         def connect() -> socket.socket:
             return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)
 
         member, told = _welcomed(stack, nodes, hello, connect, say, check)
-        run = Path(told) if nodes.is_job or nodes.leads else choose_run()
-        if not run.is_dir():
+        path = Path(told) if nodes.is_job or nodes.leads else choose_run()
+        if not path.is_dir():
             raise UsageError(
-                f"the run's folder, {run}, is not there on {socket.gethostname()}: it must be on storage that all "
+                f"the run's folder, {path}, is not there on {socket.gethostname()}: it must be on storage that all "
                 "nodes see at the same path; give such a --run-dir, or mount the storage"
             )
         secret = stack.enter_context(offered(key.derived("data links")))
-        yield Joined(member, leader, run, interface, own_address, news, nodes.count, lease, secret)
+        yield Joined(member, leader, path, interface, own_address, news, nodes.count, lease, secret)
 
 
 def _welcomed(

@@ -1,0 +1,40 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the run keeps its files.",
+        show_default="runs/NAME-TIME; on several nodes in the storage's checkpoints/",
+    ),
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(
+        "--node-rank",
+        "--node_rank",
+        help="Which of the nodes this is, from 0, the leader.",
+        show_default="none",
+    ),
+]
+Leader = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS:PORT", help="Where node 0 is reached by the others.", show_default="none"),
+]
+TeamKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--team-key",
+        metavar="FILE",
+        help="The secret by which nodes that are started by hand know each other: the same file on all, mode 600; "
+        "the leader makes it if it is not there.",
+        show_default="DURE_TEAM_KEY_FILE, else the leader prints a key to type",
+    ),
+]
+Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
