@@ -30,7 +30,7 @@ from dure.launch.process_groups import keep_process_groups
 from dure.launch.title import rank_title, set_title
 from dure.pulse import Phase, Pulse
 from dure.run_folder import RunFolder
-from dure.say import say, say_through
+from dure.say import keep_output_harmless, say, say_through
 
 STACKS_OF_SCRIPT = signal.SIGRTMAX - 5
 """Asks a rank of `dure run` for its stacks: a signal that no script uses, and only sent to one that waits for it."""
