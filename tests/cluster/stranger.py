@@ -1,9 +1,11 @@
 """A stranger on the network, or on one of the nodes: `stranger.py WHERE PORT SEED COUNT BOMB [KEY]`.
 
-It attacks WHERE:PORT; with PORT 0 every port that a process of this node listens at, ssh excepted, those that come
-later too. With a KEY file it proves that it has the key, and says what no agent would say. It ends after COUNT
-sequences, and when there is a file BOMB.enough. Prints, in the end, how many it tried and how many bytes it ever got
-from one connection without a proof.
+It attacks WHERE:PORT; with PORT 0 every port of dure's own that a process of this node listens at, those that come
+later too. Torch's store and Gloo listen at ports without authentication: whoever sends Gloo the number of a pair, eight
+zero bytes say, takes a rank's place in it. These it only knocks at. With a KEY file it proves that it has the key, and
+says what no agent would say. It ends after COUNT sequences, and when there is a file BOMB.enough. Prints, in the end,
+how many it tried, how many bytes it ever got from one connection without a proof, and at how many ports it was answered
+and was not.
 """
 
 import contextlib
@@ -33,12 +35,22 @@ def listening():
     return sorted(found - {22})
 
 
+def answers(where, port):
+    """Whether one of dure's own handshakes is behind a port."""
+    with contextlib.suppress(OSError), socket.create_connection((where, port), 1.0) as connection:
+        connection.settimeout(0.05)
+        handshake = Handshake(agents_key(TeamKey.random()), agents_purpose(where, port), calls=True)
+        connection.sendall(handshake.begin())
+        return len(connection.recv(32)) == 32
+    return False
+
+
 def main():
     where, port, seed, count, bomb = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     key = read_key_file(Path(sys.argv[6])) if len(sys.argv) > 6 else None
     draw = random.Random(seed)
     tried = learned = 0
-    held, hit = [], set()
+    held, hit, silent = [], set(), set()
     until = time.monotonic() + 2400
     while (tried < count or not Path(f"{bomb}.enough").exists()) and time.monotonic() < until:
         ports = [port] if port else listening()
@@ -46,6 +58,10 @@ def main():
             time.sleep(0.01)
             continue
         target = draw.choice(ports)
+        if not port and target not in hit and not answers(where, target):
+            silent.add(target)
+            tried += 1
+            continue
         with contextlib.suppress(OSError, NotAuthenticated):
             connection = socket.create_connection((where, target), 1.0)
             connection.settimeout(0.05)
@@ -60,7 +76,7 @@ def main():
         for connection in held[: draw.choice([0, 1, len(held) - 50])]:
             connection.close()
             held.remove(connection)
-    print(json.dumps({"tried": tried, "learned": learned, "ports": len(hit)}))
+    print(json.dumps({"tried": tried, "learned": learned, "ports": len(hit), "silent": len(silent)}))
 
 
 def said_by_an_agent(draw, connection, bomb):

@@ -100,7 +100,7 @@ def attack(lab, storage, weights, folder, name, count, pace):
     first_seed = count * 1000
     started = []
     try:
-        # On the nodes: every port that opens, the leader's, those of links, torch's own. From outside: the leader's.
+        # On the nodes: every port of dure's own that opens, the leader's and links'. From outside: the leader's.
         started += [
             Stranger(lab, f"node{n}", f"10.0.1.{10 + n}", 0, first_seed + n, count // 4, bomb) for n in (0, 1)
         ]
@@ -136,7 +136,8 @@ def attack(lab, storage, weights, folder, name, count, pace):
     assert not (storage / "checkpoints" / f"pwned-{name}").exists()
     assert sum(one["tried"] for one in told) >= count // 4 * 4
     assert told[2]["learned"] <= 32, "a nonce, and never a fact"
-    assert told[0]["ports"] > 3, "the leader's, the store's and Gloo's at least"
+    assert told[0]["ports"] > 0, "the leader's at least"
+    assert told[0]["silent"] > 1, "the store's and Gloo's are knocked at"
     assert "without the team's key were closed" in first.said
     assert not [path for path in run.rglob("*") if path.is_file() and secret in path.read_bytes()]
     assert secret.decode() not in first.said + second.said

@@ -13,6 +13,17 @@ from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run
 from dure.run_folder import RunFolder
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_fresh_process():
+    """A shell starts what runs in the background with some of them ignored, and tests before this may have set them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_the_first_signal_asks_once_and_the_second_stops_at_once(number):
