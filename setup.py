@@ -11,7 +11,7 @@ def compiled(name: str, source: str) -> Extension:
 
 setup(
     ext_modules=[
-        compiled("dure.reduce._treesum", "src/dure/reduce/treesum.c"),
-        compiled("dure.exchange._copying", "src/dure/exchange/copying.c"),
+        compiled("dure.comm.reduce._treesum", "src/dure/comm/reduce/treesum.c"),
+        compiled("dure.device._copying", "src/dure/device/copying.c"),
     ]
 )

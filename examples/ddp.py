@@ -1,1 +1,1 @@
-../src/dure/demo/ddp.py
+../src/dure/tools/demo/ddp.py

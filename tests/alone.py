@@ -1,7 +1,7 @@
 """A job on one rank, in the test's own process: what the runs of many ranks are compared with."""
 
-from dure.job import load_job
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.config import load_job
 
 
 def train_alone(job, folder, settings=None):

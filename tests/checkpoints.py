@@ -7,7 +7,7 @@ from dure.checkpoint.find import newest_state
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import Saver
 from dure.checkpoint.state import Share
-from dure.exchange.group import Group
+from dure.comm.group import Group
 
 ALONE = Group(None, 0, 1)
 

@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def storage(tmp_path_factory):
     """The demo's shared storage, drawn once for all tests."""
-    from dure.demo import prepare
+    from dure.tools.demo import prepare
 
     folder = tmp_path_factory.mktemp("shared")
     prepare(folder, 4)

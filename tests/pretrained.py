@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from dure.loading import huggingface
-from dure.loading.header import TensorAt
-from dure.loading.mapping import Match, match, wanted_of
-from dure.loading.source import Source, open_source
 from dure.storage import Store, open_store
+from dure.storage.safetensors import TensorAt
+from dure.weights import huggingface
+from dure.weights.mapping import Match, match, wanted_of
+from dure.weights.source import Source, open_source
 
 
 def bert_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Print docs/job.md's tables from the classes of `dure.job`: run it by hand after a change of a setting.
+"""Print docs/job.md's tables from the classes of `dure.config`: run it by hand after a change of a setting.
 
 .venv/bin/python tools/job_settings.py
 """
@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dure.job import Group, Job, Mount
+from dure.config import Group, Job, Mount
 
 _LISTS: dict[str, tuple[str, type[BaseModel]]] = {
     "train": ("train.groups.", Group),

@@ -9,21 +9,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dure.batches import Batch, Batches
-    from dure.evaluation import Judged
+    from dure.comm.topology import World, arguments
+    from dure.data.batches import Batch, Batches
+    from dure.step.evaluation import Judged
     from dure.team import Team, start
-    from dure.world import World, arguments
 
 __version__ = "0.1.0"
 __all__ = ["Batch", "Batches", "Judged", "Team", "World", "__version__", "arguments", "start"]
 
 _HOMES = {
-    "Batch": "dure.batches",
-    "Batches": "dure.batches",
-    "Judged": "dure.evaluation",
+    "Batch": "dure.data.batches",
+    "Batches": "dure.data.batches",
+    "Judged": "dure.step.evaluation",
     "Team": "dure.team",
-    "World": "dure.world",
-    "arguments": "dure.world",
+    "World": "dure.comm.topology",
+    "arguments": "dure.comm.topology",
     "start": "dure.team",
 }
 

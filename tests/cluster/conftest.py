@@ -6,8 +6,8 @@ import pytest
 from images import why_no_image_here
 from slurm import SlurmCluster, why_not_here
 
-from dure.bench import s3_server
 from dure.image.build import build
+from dure.tools.bench import s3_server
 
 
 @pytest.fixture(scope="session")

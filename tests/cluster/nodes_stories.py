@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from leftovers import wait_until
 
-from dure.events import Stepped, read_events
+from dure.observe.events import Stepped, read_events
 
 HERE = Path(__file__).parent
 JOB = """

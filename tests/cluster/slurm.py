@@ -27,7 +27,7 @@ from typing import Self, TypeVar
 import psutil  # type: ignore[import-untyped]
 from processes import end_daemons, find, kill_with_children
 
-from dure.bench.ports import free_ports
+from dure.tools.bench.ports import free_ports
 
 Found = TypeVar("Found")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from random_messages import a_line, garbage
 
-from dure.exchange.handshake import Handshake, NotAuthenticated, prove
+from dure.base.team_key import TeamKey, read_key_file
+from dure.comm.handshake import Handshake, NotAuthenticated, prove
 from dure.launch.nodes.leader import agents_key, agents_purpose
-from dure.team_key import TeamKey, read_key_file
 
 LISTENS = "0A"
 

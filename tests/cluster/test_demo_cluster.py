@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dure.lab import why_not_here
-from dure.lab.remote import why_no_ssh
+from dure.tools.lab import why_not_here
+from dure.tools.lab.remote import why_no_ssh
 
 ROOT = Path(__file__).parents[2]
 REASON = why_not_here() or why_no_ssh()

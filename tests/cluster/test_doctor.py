@@ -13,7 +13,7 @@ from commands import dure
 from doctor_looks import JOB, failed
 from leftovers import wait_until
 
-from dure.lab import Lab, why_not_here
+from dure.tools.lab import Lab, why_not_here
 
 REASON = why_not_here()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")

@@ -17,12 +17,12 @@ from alone import train_alone
 from commands import EXAMPLES, dure
 from leftovers import all_gone, wait_until
 
-from dure.errors import JobError
+from dure.base.errors import JobError
+from dure.config import load_job
 from dure.image.contents import Entry
 from dure.image.enter import command_inside, digest_inside, place_of
 from dure.image.runner import own_command
 from dure.image.squash import pack, squash_command
-from dure.job import load_job
 
 NOBODY = 65534
 

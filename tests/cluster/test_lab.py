@@ -13,9 +13,9 @@ import pytest
 from commands import dure
 from leftovers import all_gone, wait_until
 
-from dure.errors import UsageError
-from dure.lab import Lab, remote, why_not_here
-from dure.lab.state import lab_folder, read_state
+from dure.base.errors import UsageError
+from dure.tools.lab import Lab, remote, why_not_here
+from dure.tools.lab.state import lab_folder, read_state
 
 REASON = why_not_here()
 needs_root = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
@@ -319,7 +319,8 @@ def test_a_lab_that_belongs_to_a_process_is_gone_with_it(tmp_path, moment):
     stop = "os.kill(os.getpid(), 9)"
     code = f"""
 import os, sys, time
-from dure.lab import Lab, lab as room
+from dure.tools.lab import Lab
+from dure.tools.lab import lab as room
 if "{moment}" == "making":
     room.network.lay_cables = lambda *_: {stop}
 with Lab("{NAME}", storage=sys.argv[1], ssh=False):
@@ -340,7 +341,7 @@ def test_a_lab_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
         started.extend(psutil.Process(keeper.pid) for keeper in read_state(lab_folder(NAME)).keepers)
         raise UsageError("of the test")
 
-    monkeypatch.setattr("dure.lab.network.lay_cables", fail)
+    monkeypatch.setattr("dure.tools.lab.network.lay_cables", fail)
     with pytest.raises(UsageError, match="of the test"):
         Lab(NAME, storage=tmp_path).up()
     assert len(started) == 3

@@ -4,12 +4,12 @@ import loads
 import pretrained
 import pytest
 
-from dure.bench.load import bench_load
-from dure.bench.two_nodes import TwoNodes
-from dure.lab import why_not_here
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 from dure.storage import open_store
+from dure.tools.bench.load import bench_load
+from dure.tools.bench.two_nodes import TwoNodes
+from dure.tools.lab import why_not_here
 
 pytest.importorskip("safetensors")
 

@@ -16,11 +16,11 @@ from commands import EXAMPLES, dure, train
 from leftovers import wait_until
 from nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
 
-from dure.bench.ports import free_ports
-from dure.demo.draw import draw_training_data
-from dure.lab import Lab, why_not_here
-from dure.lab.remote import why_no_ssh
-from dure.team_key import make_key_file
+from dure.base.team_key import make_key_file
+from dure.tools.bench.ports import free_ports
+from dure.tools.demo.draw import draw_training_data
+from dure.tools.lab import Lab, why_not_here
+from dure.tools.lab.remote import why_no_ssh
 
 REASON = why_not_here() or why_no_ssh()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")

@@ -10,9 +10,9 @@ from processes import find, kill_with_children
 from slurm import SlurmCluster, why_not_here
 from test_slurm_submit import JOB, slurm_waits, step_of, undisturbed  # noqa: F401
 
-from dure.job import load_job, parse_settings
-from dure.slurm.prepare import prepare
-from dure.slurm.submit import submit
+from dure.config import load_job, parse_settings
+from dure.engine.slurm.prepare import prepare
+from dure.engine.slurm.submit import submit
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from alone import train_alone
 from commands import EXAMPLES, dure
 
-from dure.errors import UsageError
-from dure.run_folder import RunFolder
-from dure.slurm import queue
-from dure.slurm.cancel import cancel
-from dure.slurm.progress import progress_of
-from dure.slurm.request import Request
-from dure.slurm.status import all_of_mine, find, in_words, status_of
-from dure.slurm.submit import submit, submitted_from
+from dure.base.errors import UsageError
+from dure.base.run_folder import RunFolder
+from dure.engine.slurm import queue
+from dure.engine.slurm.cancel import cancel
+from dure.engine.slurm.progress import progress_of
+from dure.engine.slurm.request import Request
+from dure.engine.slurm.status import all_of_mine, find, in_words, status_of
+from dure.engine.slurm.submit import submit, submitted_from
 
 RANKS = Path(__file__).parents[1] / "ranks"
 JOB = f"""

@@ -17,7 +17,7 @@ from functools import partial
 import pytest
 from cutting_proxy import CuttingProxy
 
-from dure.errors import StorageError, UsageError
+from dure.base.errors import StorageError, UsageError
 from dure.storage import Layout, open_store
 
 CONTENT = random.Random(4).randbytes(21_000_003)  # three pieces, the last one odd

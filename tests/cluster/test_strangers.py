@@ -11,8 +11,8 @@ import pytest
 from alone import train_alone
 from nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
 
-from dure.lab import Lab, why_not_here
-from dure.lab.remote import why_no_ssh
+from dure.tools.lab import Lab, why_not_here
+from dure.tools.lab.remote import why_no_ssh
 
 REASON = why_not_here() or why_no_ssh()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")

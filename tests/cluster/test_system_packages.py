@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm import why_not_here
 
-from dure.bench import openmpi
+from dure.tools.bench import openmpi
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "system-packages"
 COMMANDS = (

@@ -10,11 +10,11 @@ import psutil
 import pytest
 from leftovers import all_gone, family, no_new_family, wait_until
 
-from dure.bench.two_nodes import TwoNodes
-from dure.errors import RankFailed, UsageError
-from dure.lab import why_not_here
-from dure.lab.network import bits_per_second
-from dure.run_folder import RunFolder
+from dure.base.errors import RankFailed, UsageError
+from dure.base.run_folder import RunFolder
+from dure.tools.bench.two_nodes import TwoNodes
+from dure.tools.lab import why_not_here
+from dure.tools.lab.network import bits_per_second
 
 REASON = why_not_here()
 needs_nodes = pytest.mark.skipif(REASON is not None, reason=f"two nodes: {REASON}")
@@ -139,8 +139,8 @@ def test_ranks_that_never_return_are_named_at_the_deadline(tmp_path, nothing_is_
 def test_killing_the_process_that_made_the_nodes_leaves_nothing(tmp_path, nothing_is_left):
     code = f"""
         from pathlib import Path
-        from dure.bench.two_nodes import TwoNodes
-        from dure.run_folder import RunFolder
+        from dure.tools.bench.two_nodes import TwoNodes
+        from dure.base.run_folder import RunFolder
         with TwoNodes("1gbit") as nodes:
             nodes.run_ranks("node_tasks:wait_for_ever", ({str(tmp_path)!r},), folder=RunFolder(Path("run")), preload=())
     """

@@ -4,9 +4,9 @@ import features
 import pytest
 import sharding
 
-from dure.bench.two_nodes import TwoNodes
-from dure.lab import why_not_here
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.tools.bench.two_nodes import TwoNodes
+from dure.tools.lab import why_not_here
 
 pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=f"no two nodes here: {why_not_here()}")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from pretrained import bert_folder, loaded, read
 
-from dure.loading.source import open_source
 from dure.storage import open_store
+from dure.weights.source import open_source
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dure.slurm_lists import expand_hosts
+from dure.base.slurm_lists import expand_hosts
 
 SOURCE = Path(__file__).parents[2] / "src"
 TASK = [sys.executable, str(Path(__file__).with_name("world_task.py"))]

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from dure.errors import UsageError
-from dure.world import World, read_world
+from dure.base.errors import UsageError
+from dure.comm.topology import World, read_world
 
 DEADLINE_SECONDS = 200.0
 

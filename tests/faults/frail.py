@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
-from dure.demo import cats
+from dure.tools.demo import cats
 
 HEALTHY_SAMPLES = 100
 

@@ -9,9 +9,9 @@ import pytest
 from commands import dure, train
 from leftovers import family, no_new_family, no_new_shared_memory, shared_memory
 
-from dure.errors import DureError
-from dure.job import load_job
-from dure.run_folder import RunFolder
+from dure.base.errors import DureError
+from dure.base.run_folder import RunFolder
+from dure.config import load_job
 from dure.train import run_rank
 
 JOB = """

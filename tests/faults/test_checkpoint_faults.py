@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from checkpoints import ALONE, SmallRun, newest
 
+from dure.base.errors import CheckpointError, UsageError
 from dure.checkpoint.find import entries, newest_state, refuse_other_recipe
-from dure.errors import CheckpointError, UsageError
 from dure.storage import open_store
 
 

@@ -12,17 +12,17 @@ import psutil
 import pytest
 from leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
 
-from dure.errors import RankFailed
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 RANKS_FOLDER = Path(__file__).parents[1] / "ranks"
 LAUNCHER = textwrap.dedent("""
     import sys
     from pathlib import Path
-    from dure.errors import DureError
+    from dure.base.errors import DureError
     from dure.launch import run_team
-    from dure.run_folder import RunFolder
+    from dure.base.run_folder import RunFolder
     folder, ranks, options = Path(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3])
     try:
         run_team("entries:wait", (folder, options), ranks=ranks, folder=RunFolder(folder / "run"),
@@ -97,7 +97,7 @@ def test_a_launcher_killed_while_torch_is_imported_leaves_nothing(tmp_path):
         "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)"
     )
     code = (
-        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
+        "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
         "run_team('slow:run', (), ranks=2, folder=RunFolder(Path('run')), hang_seconds=300, preload=())"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -136,8 +136,8 @@ def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path):
         "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(600)"
     )
     code = (
-        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
-        "from dure.errors import StoppedAtOnce\n"
+        "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
+        "from dure.base.errors import StoppedAtOnce\n"
         "folder = RunFolder(Path('run'))\n"
         "try: run_team('os:getpid', (), ranks=2, folder=folder, hang_seconds=300, preload=())\n"
         "except StoppedAtOnce as stopped: raise SystemExit(stopped.exit_code)"

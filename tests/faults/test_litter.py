@@ -8,11 +8,11 @@ import time
 import littering
 import pytest
 
-from dure.errors import RankFailed
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.launch.litter import LOOK_SECONDS, Litter
 from dure.launch.preload import TORCH
-from dure.run_folder import RunFolder
+from dure.launch.shm_cleanup import LOOK_SECONDS, Litter
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a process namespace")
 sweeps = pytest.mark.skipif(
@@ -141,7 +141,7 @@ def test_a_living_process_of_a_container_with_the_same_number_keeps_its_files(tm
 @needs_root
 def test_inside_a_container_nothing_is_removed(tmp_path):
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom dure.launch.litter import Litter\n"
+        "import os, sys\nfrom pathlib import Path\nfrom dure.launch.shm_cleanup import Litter\n"
         "litter = Litter(Path(sys.argv[1]))\npid = os.fork() or os._exit(0)\nos.waitpid(pid, 0)\nlitter.saw(pid)\n"
         "Path(sys.argv[1], f'torch_{pid}_123_0').touch(0o600)\nprint(litter.sweep())"
     )

@@ -11,11 +11,11 @@ import pytest
 from alone import train_alone
 from commands import train
 
+from dure.base.errors import UsageError
+from dure.base.files import make_own_folder, open_own, open_plain, read_at_most
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.where import open_to_write
-from dure.errors import UsageError
-from dure.files import make_own_folder, open_own, open_plain, read_at_most
-from dure.job import load_job
-from dure.run_folder import RunFolder
+from dure.config import load_job
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")

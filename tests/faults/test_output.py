@@ -13,8 +13,8 @@ from alone import train_alone
 from commands import dure
 from disks import fill, needs_root, small_disk
 
-from dure.job import load_job, parse_settings
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.config import load_job, parse_settings
 
 JOB = """
 name = "talks"

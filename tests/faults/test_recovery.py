@@ -12,10 +12,10 @@ import pytest
 from alone import train_alone
 from commands import EXAMPLES, dure
 
-from dure.drill.faults import FAULTS
-from dure.events import TeamFormed, read_events
-from dure.pulse import read_beat
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.observe.events import TeamFormed, read_events
+from dure.observe.heartbeat import read_beat
+from dure.tools.drill.faults import FAULTS
 
 SHORT = ["--set", "train.epochs=2"]  # 20 steps
 
@@ -114,7 +114,7 @@ def test_a_host_that_cannot_keep_all_ranks_alive_goes_on_with_fewer_and_the_same
 ):
     folder, frail = RunFolder(tmp_path / "run"), tmp_path / "frail.toml"
     own = f'factory = "{Path(__file__).parent}/frail.py:photos"\nargs = {{ sign = "{tmp_path}/sign", '
-    frail.write_text(job.read_text().replace('factory = "dure.demo.cats:photos"\nargs = { ', own, 1))
+    frail.write_text(job.read_text().replace('factory = "dure.tools.demo.cats:photos"\nargs = { ', own, 1))
     ended = dure(
         *("train", frail, "--run-dir", folder.path, "--json", "--ranks", "2:4", *SHORT),
         *("--set", "team.max_restarts=1", "--set", "data.workers=0"),

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from leftovers import no_new_shared_memory, shared_memory
 
-from dure.errors import RankFailed
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 
 def kill_one_at_random(seed, tmp_path):

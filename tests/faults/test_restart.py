@@ -5,10 +5,10 @@ import json
 import pytest
 from leftovers import all_gone
 
-from dure.errors import RankFailed
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 from dure.launch.preload import TORCH
-from dure.run_folder import RunFolder
 
 
 def run(tmp_path, how, *, restarts, max_restarts, ranks=3, hang_seconds=300):

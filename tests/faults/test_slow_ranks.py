@@ -2,9 +2,9 @@
 
 import pytest
 
-from dure.errors import RankFailed
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 
 @pytest.mark.soak

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
 
-from dure.pulse import read_beat
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.observe.heartbeat import read_beat
 
 JOB = """
 name = "endless"

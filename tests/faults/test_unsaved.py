@@ -13,9 +13,9 @@ from commands import dure
 from disks import fill, needs_root, small_disk
 from leftovers import wait_until
 
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.find import entries
-from dure.pulse import read_beat
-from dure.run_folder import RunFolder
+from dure.observe.heartbeat import read_beat
 from dure.storage import open_store
 
 pytestmark = needs_root

@@ -9,8 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from dure.errors import JobError, ReplicasDiffer
-from dure.pulse import Phase, Pulse
+from dure.base.errors import JobError, ReplicasDiffer
+from dure.observe.heartbeat import Phase, Pulse
 
 RANK = "RANK"
 
@@ -160,8 +160,8 @@ def fail_until(folder, run, restarts, how):
 
 def gather_texts(texts):
     """What every rank has, gathered; the last ones are what a stranger might send."""
-    from dure.exchange.group import Group, join_world
-    from dure.world import read_world
+    from dure.comm.group import Group, join_world
+    from dure.comm.topology import read_world
 
     world = read_world(os.environ)
     join_world(world, 60.0)

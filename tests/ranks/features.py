@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 import dure
-from dure.fingerprint import weights_sha256
+from dure.device.fingerprint import weights_sha256
 
 STEPS = 14
 

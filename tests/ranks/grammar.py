@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dure.errors import DureError
-from dure.job import load_job
+from dure.base.errors import DureError
+from dure.config import load_job
 from dure.train import run_rank
 
 WIDTH, CLASSES = 12, 4

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import dure
-from dure.fingerprint import weights_sha256
-from dure.loss import as_sum
+from dure.device.fingerprint import weights_sha256
+from dure.step.loss import as_sum
 
 STEPS = 6
 
@@ -142,7 +142,7 @@ def a_step_skipped_after_nan(team):
             team.step(
                 model, optimizer, batch, lambda o, t, f=factor: F.cross_entropy(o, t, reduction="none") * f
             )
-        except dure.errors.NotFinite:
+        except dure.base.errors.NotFinite:
             skipped += 1
     assert skipped == 1
     assert all(torch.isfinite(p).all() for p in module.parameters())

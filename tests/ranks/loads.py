@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import dure
-from dure.errors import DureError, StorageError
-from dure.fingerprint import weights_sha256
-from dure.lab.network import sent_bytes
-from dure.loading.circle import Standing
-from dure.loading.load import load
+from dure.base.errors import DureError, StorageError
+from dure.comm.topology import read_world
+from dure.device.fingerprint import weights_sha256
 from dure.storage import open_store
-from dure.world import read_world
+from dure.tools.lab.network import sent_bytes
+from dure.weights.load import load
+from dure.weights.load_group import Standing
 
 WAYS = ("slices", "every-rank", "rank0")
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import dure
-from dure.errors import DureError
+from dure.base.errors import DureError
 
 
 def points(n=61, seed=1):
@@ -270,7 +270,7 @@ def refusals(names):
 
 def two_sample_shards():
     """Entry point: an unreduced loss on shards of two samples; the sha256 of the weights."""
-    from dure.fingerprint import weights_sha256
+    from dure.device.fingerprint import weights_sha256
 
     with dure.start(seed=1, hang_seconds=60) as team:
         module = net()

@@ -83,9 +83,9 @@ def document_averages(start, _folder):
 
 def three_weights(start, folder):
     """Document 001's weights on this rank, from a run of examples/three_weights.toml."""
-    from dure.events import Recorder
-    from dure.job import load_job
-    from dure.run_folder import RunFolder
+    from dure.base.run_folder import RunFolder
+    from dure.config import load_job
+    from dure.observe.events import Recorder
     from dure.train import Run
 
     loaded = load_job(Path(__file__).parents[2] / "examples" / "three_weights.toml")

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 import dure
-from dure import tree
-from dure.reduce.exchanger import Pieces
-from dure.shards import shards_of_rank
+from dure.comm import tree
+from dure.comm.reduce.exchanger import Pieces
+from dure.data.shards import shards_of_rank
 
 SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 1000, 4099, 70_001)
 HUGE = 3_000_003
@@ -149,7 +149,7 @@ def reduce_for_ever(folder):
     import signal
     import time
 
-    from dure.errors import PeerLost
+    from dure.base.errors import PeerLost
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher notices first; let us find out by ourselves
     with dure.start(hang_seconds=300) as team:

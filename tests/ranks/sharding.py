@@ -11,9 +11,9 @@ from features import Branches, Points
 from torch import nn
 
 import dure
-from dure import sharded
-from dure.exchange import handover
-from dure.fingerprint import weights_sha256
+from dure.comm import param_sync as handover
+from dure.comm import sharded_optimizer as sharded
+from dure.device.fingerprint import weights_sha256
 
 STEPS = 21
 O = torch.optim  # noqa: E741
@@ -102,7 +102,7 @@ def train(
     norm = None
     for batch in team.batches(Points(samples=61), global_batch=16, steps=STEPS):
         for _ in range(1 + twice):  # the first one's gradients are not applied
-            team.forward_backward(replica, batch, dure.loss.as_sum(F.cross_entropy))
+            team.forward_backward(replica, batch, dure.step.loss.as_sum(F.cross_entropy))
         norm = team.update(replica, optimizer, schedule=schedule, clip_norm=clip_norm)
         after_step(module, optimizer)
     found = team.prove(replica, optimizer)
@@ -216,7 +216,7 @@ def refusals(team):
     def note(name, act):
         try:
             act()
-        except dure.errors.DureError as error:
+        except dure.base.errors.DureError as error:
             told[name] = f"{type(error).__name__}: {error}"
 
     module = nn.Sequential(nn.Linear(40, 200), nn.Linear(200, 40))

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from features import Points, Words, with_dropout_and_batchnorm
 
 import dure
+from dure.base.run_folder import RunFolder
+from dure.data.seeds import plant, seed_of
 from dure.launch import run_team
-from dure.run_folder import RunFolder
-from dure.seeds import plant, seed_of
 
 
 @pytest.fixture

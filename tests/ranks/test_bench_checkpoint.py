@@ -3,7 +3,7 @@
 import pytest
 from commands import dure
 
-from dure.bench.checkpoint import LOOKS, memory_after_saves
+from dure.tools.bench.checkpoint import LOOKS, memory_after_saves
 
 MIB = 1 << 20
 

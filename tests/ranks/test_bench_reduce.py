@@ -10,9 +10,9 @@ import pytest
 from commands import dure
 from leftovers import all_gone, family, no_new_family, no_new_shared_memory, shared_memory
 
-from dure.bench import openmpi, reduce
-from dure.errors import DureError, UsageError
-from dure.lab import why_not_here
+from dure.base.errors import DureError, UsageError
+from dure.tools.bench import openmpi, reduce
+from dure.tools.lab import why_not_here
 
 NOT_HERE = why_not_here()
 
@@ -114,7 +114,7 @@ def is_peer(process):
 def test_a_killed_bench_takes_openmpi_with_it(tmp_path):
     before = shared_memory()
     code = (
-        "import sys, time; from pathlib import Path; from dure.bench import openmpi\n"
+        "import sys, time; from pathlib import Path; from dure.tools.bench import openmpi\n"
         "with openmpi.beside(Path(sys.argv[1]), 2), openmpi.Asker(Path(sys.argv[1]), 2):\n"
         "    print('ready', flush=True); time.sleep(600)"
     )

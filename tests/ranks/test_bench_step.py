@@ -10,13 +10,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from dure.bench import contenders, step
-from dure.bench.rounds import check_first_step
-from dure.bench.workload import LIBRARIES, Workload
-from dure.errors import DureError, UsageError
+from dure.base.errors import DureError, UsageError
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 from dure.team import start
+from dure.tools.bench import contenders, step
+from dure.tools.bench.rounds import check_first_step
+from dure.tools.bench.workload import LIBRARIES, Workload
 
 TINY = Workload(width=16, layers=1, heads=2, vocabulary=32, seq=4, global_batch=8, batches=2)
 PEERS = {"ddp", "accelerate", "fabric"}

@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import features
 
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 NAMES = tuple(sorted(set(features.FEATURES) - {"compiled"}))
 ON_EIGHT = ("accumulation", "batch smaller than the shards", "dropout and batchnorm", "unused in some shards")

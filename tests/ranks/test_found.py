@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent / "found"))
 import jobs
 from commands import train
 
-from dure.events import Stepped, read_events
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
+from dure.observe.events import Stepped, read_events
 
 
 def on_ranks(ranks, names, folder):

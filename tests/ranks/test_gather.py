@@ -4,8 +4,8 @@ import pickle
 import re
 from pathlib import Path
 
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 SOURCE = Path(__file__).parents[2] / "src" / "dure"
 LOCAL_PIPES = {"launch/agent.py", "launch/nursery.py", "launch/rank.py", "bench/two_nodes.py"}

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import grammar
 
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 OPTIMIZERS = [
     ("AdamW", "{ weight_decay = 0.05 }"),
@@ -68,7 +68,7 @@ def on_three_ranks(given_cases, folder, small_shm):
         return run_team("grammar:train_each", (texts, str(folder)), ranks=3, folder=run, hang_seconds=300)
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
+        "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
         "folder, texts = sys.argv[2], json.loads(sys.stdin.read())\n"
         "print(json.dumps(run_team('grammar:train_each', (texts, folder), ranks=3,"
         " folder=RunFolder(Path(folder, 'run')), hang_seconds=300)))\n"

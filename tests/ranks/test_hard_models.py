@@ -9,12 +9,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import hard_models
 
-from dure.errors import RankFailed
-from dure.events import Evaluated, read_events
-from dure.job import load_job
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
+from dure.config import load_job
+from dure.data.ledger import verdict
 from dure.launch import run_team
-from dure.ledger import verdict
-from dure.run_folder import RunFolder
+from dure.observe.events import Evaluated, read_events
 
 
 @pytest.fixture(scope="module")

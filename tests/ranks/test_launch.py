@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from dure.bench.ports import free_ports
-from dure.errors import RankFailed, UsageError
+from dure.base.errors import RankFailed, UsageError
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 from dure.launch.preload import TORCH
-from dure.run_folder import RunFolder
+from dure.tools.bench.ports import free_ports
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from alone import train_alone
 from commands import EXAMPLES, dure, train
 from leftovers import no_new_shared_memory, shared_memory
 
-from dure.bench.load import bench_load, in_words
-from dure.errors import RankFailed, UsageError
-from dure.events import Stepped, StorageUsed, WeightsLoaded, read_events
-from dure.fingerprint import weights_sha256
+from dure.base.errors import RankFailed, UsageError
+from dure.base.run_folder import RunFolder
+from dure.device.fingerprint import weights_sha256
 from dure.launch import run_team
-from dure.run_folder import RunFolder
+from dure.observe.events import Stepped, StorageUsed, WeightsLoaded, read_events
+from dure.tools.bench.load import bench_load, in_words
 
 pytest.importorskip("safetensors")
 

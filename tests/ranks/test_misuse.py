@@ -10,9 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import misuse
 
-from dure.errors import RankFailed
+from dure.base.errors import RankFailed
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 CASES = {**misuse.ON_ANY, **misuse.ON_TWO}
 

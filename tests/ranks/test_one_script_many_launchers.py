@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import EXAMPLES, dure
 
-from dure.bench.ports import free_ports
+from dure.tools.bench.ports import free_ports
 
 SCRIPT = EXAMPLES / "ddp.py"
 
@@ -84,7 +84,7 @@ def test_by_hand_a_port_in_use_is_told(script):
 
 def test_by_hand_a_rank_that_never_comes_is_named(script):
     code = (
-        "import sys, runpy; import dure.exchange.group as group; group.JOIN_SECONDS = 3.0\n"
+        "import sys, runpy; import dure.comm.group as group; group.JOIN_SECONDS = 3.0\n"
         "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     command = [sys.executable, "-c", code, script, "--rank", 0, "--world-size", 3]

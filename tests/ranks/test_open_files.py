@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dure.open_files import _SPARE, needed
+from dure.base.open_files import _SPARE, needed
 
 HERE = Path(__file__).parent
 JOB = """

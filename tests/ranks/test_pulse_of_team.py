@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.pulse import Phase, read_beat
-from dure.run_folder import RunFolder
+from dure.observe.heartbeat import Phase, read_beat
 from dure.team import start
 
 

@@ -8,8 +8,8 @@ import pytest
 import reduces
 from leftovers import no_new_shared_memory, shared_memory
 
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 
 def on_ranks(entry, args, ranks, tmp_path):
@@ -60,7 +60,7 @@ def test_a_small_or_read_only_dev_shm_is_told_once_and_changes_no_bit(options, t
     """In a mount namespace of its own, as in a container."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from dure.launch import run_team; from dure.run_folder import RunFolder\n"
+        "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
         "wrong = run_team('reduces:trials', (12, 5), ranks=3, folder=RunFolder(Path(sys.argv[2])), hang_seconds=300)\n"
         "assert wrong == [[]] * 3, wrong\n"
     )

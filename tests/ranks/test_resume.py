@@ -14,9 +14,9 @@ import pytest
 from commands import EXAMPLES, dure, train
 from leftovers import wait_until
 
-from dure.events import Stepped, read_events
-from dure.fingerprint import weights_sha256
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.device.fingerprint import weights_sha256
+from dure.observe.events import Stepped, read_events
 
 JOB = """
 name = "resumed"

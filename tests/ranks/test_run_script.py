@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dure.bench.ports import free_ports
+from dure.tools.bench.ports import free_ports
 
 HERE = Path(__file__).parent
 RANKS = 2

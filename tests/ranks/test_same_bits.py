@@ -10,8 +10,8 @@ import pytest
 from alone import train_alone
 from commands import EXAMPLES, train
 
-from dure.events import Proved, read_events
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.observe.events import Proved, read_events
 
 ODD = (
     "--set", "data.args.count=43", "--set", "data.global_batch=20", "--set", "train.epochs=40",

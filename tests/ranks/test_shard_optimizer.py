@@ -17,8 +17,8 @@ import sharding
 from alone import train_alone
 from commands import EXAMPLES, train
 
+from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.run_folder import RunFolder
 
 
 def team_of(ranks, entry, args, folder):

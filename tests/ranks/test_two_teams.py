@@ -9,7 +9,7 @@ import pytest
 from commands import dure
 from test_one_script_many_launchers import by_hand, run
 
-from dure.bench.ports import free_ports
+from dure.tools.bench.ports import free_ports
 
 SCRIPT = Path(__file__).parent / "two_teams.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -61,7 +61,7 @@ def test_by_hand(alone):
 
 def test_by_hand_a_rank_that_does_not_come_to_the_second_team_is_named():
     code = (
-        "import argparse, sys, dure, dure.exchange.group as group\n"
+        "import argparse, sys, dure, dure.comm.group as group\n"
         "args = argparse.ArgumentParser(parents=[dure.arguments()]).parse_args()\n"
         "dure.start(args).done()\n"
         "group.JOIN_SECONDS = 3.0\n"

@@ -3,7 +3,7 @@
 from alone import train_alone
 from commands import EXAMPLES, train
 
-from dure.report import Ledger, Summary, in_words
+from dure.observe.summary import Ledger, Summary, in_words
 
 
 def test_four_ranks_without_sync_are_four_different_models(storage, tmp_path):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dure.hosts.attached import ALIVE, KEY, KILL, STOP
+from dure.base.team_key import TeamKey
+from dure.engine.ssh.attached import ALIVE, KEY, KILL, STOP
 from dure.launch.lease import LeaseOver
-from dure.team_key import TeamKey
 
 AGENT = """
 import signal, sys, time
-from dure.hosts import attached
+from dure.engine.ssh import attached
 from dure.launch.lease import LeaseOver
 attached._END_SECONDS = 0.5
 asked = []

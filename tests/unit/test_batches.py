@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.batches import Batches, Plan
-from dure.errors import UsageError
-from dure.ledger import mark_of
-from dure.shards import Split, ledger_mark
+from dure.base.errors import UsageError
+from dure.data.batches import Batches, Plan
+from dure.data.ledger import mark_of
+from dure.data.shards import Split, ledger_mark
 
 
 @given(st.lists(st.integers(0, 2**40), max_size=300))

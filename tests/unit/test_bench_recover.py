@@ -2,8 +2,8 @@
 
 import pytest
 
-from dure.bench.recover import Loss, _loss
-from dure.errors import DureError
+from dure.base.errors import DureError
+from dure.tools.bench.recover import Loss, _loss
 
 
 def test_the_clock_runs_to_the_next_step_and_to_the_one_under_way():

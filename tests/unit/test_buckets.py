@@ -2,7 +2,7 @@
 
 import pytest
 
-from dure.replica import bucket_mib
+from dure.step.replica import bucket_mib
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 import pytest
 from checkpoints import ALONE
 
-from dure import events, run_job
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.keeper import BUSY, DUE, STOP, Keeper
-from dure.job import Checkpoint
-from dure.run_folder import RunFolder
+from dure.config import Checkpoint
+from dure.engine import run_job
+from dure.observe import events
 from dure.storage import open_store
 
 

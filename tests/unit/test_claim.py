@@ -10,15 +10,15 @@ import threading
 import pytest
 from commands import dure
 
-from dure.errors import UsageError
-from dure.launch.claim import Claim
-from dure.run_folder import RunFolder
+from dure.base.errors import UsageError
+from dure.base.run_folder import RunFolder
+from dure.launch.run_lock import Claim
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from dure.launch.claim import Claim
-from dure.run_folder import RunFolder
+from dure.launch.run_lock import Claim
+from dure.base.run_folder import RunFolder
 with Claim(RunFolder(Path(sys.argv[1]))):
     print("claimed", flush=True)
     time.sleep(600)
@@ -90,7 +90,7 @@ def test_a_folder_without_locks_is_told_and_used(folder, monkeypatch, capsys):
     def no_locks(descriptor, operation):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("dure.launch.claim.fcntl.flock", no_locks)
+    monkeypatch.setattr("dure.launch.run_lock.fcntl.flock", no_locks)
     with Claim(folder):
         pass
     assert "without locks (No locks available)" in capsys.readouterr().err

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from dure.exchange import copying
-from dure.exchange.copying import copy_into
+from dure.device import copying
+from dure.device.copying import copy_into
 
 KERNEL = pytest.param(
     True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dure.launch.nodes.council import Council, Terms
+from dure.launch.nodes.membership import Council, Terms
 from dure.launch.nodes.messages import (
     Again,
     Alive,

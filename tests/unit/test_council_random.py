@@ -5,7 +5,7 @@ import random
 import pytest
 from random_messages import FACTS, a_line
 
-from dure.launch.nodes.council import Council, Terms
+from dure.launch.nodes.membership import Council, Terms
 from dure.launch.nodes.messages import (
     Bye,
     End,

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from dure.errors import PeerLost
-from dure.exchange.counters import Counters, line_bytes
+from dure.base.errors import PeerLost
+from dure.comm.shm_counters import Counters, line_bytes
 
 
 @pytest.fixture

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from commands import EXAMPLES, dure
 
-from dure.bench.ports import free_ports
+from dure.base.errors import PreflightFailed
+from dure.base.open_files import needed
+from dure.config import load_job
 from dure.doctor import quick_checks, refuse_bad
 from dure.doctor.checks import agreement, machine, versions
 from dure.doctor.checks.network import Listener, call
@@ -21,20 +23,18 @@ from dure.doctor.node import NodePart
 from dure.doctor.plan import Plan, plan_of
 from dure.doctor.reach import Line, Unreached
 from dure.doctor.sentences import SENTENCES
-from dure.doctor.ways import Node, on_slurm
 from dure.doctor.words import HEADINGS, TITLES, fix_of, in_one_line, value_of
-from dure.errors import PreflightFailed
+from dure.engine.preflight_nodes import Node, on_slurm
+from dure.engine.slurm.allocation import Allocation
 from dure.image.contents import PYTHON
-from dure.job import load_job
-from dure.open_files import needed
-from dure.slurm.allocation import Allocation
+from dure.tools.bench.ports import free_ports
 
 JOB = """
 storage = "store"
 [model]
 factory = "parts.py:model"
 [data]
-factory = "dure.demo.cats:photos"
+factory = "dure.tools.demo.cats:photos"
 args = {{ folder = "{{storage}}/photos" }}
 global_batch = 8
 [train]
@@ -136,10 +136,11 @@ def test_every_sentence_is_there_in_both_languages_with_the_same_values():
 
 
 def test_every_sentence_that_the_code_says_is_written_down():
-    room = Path(agreement.__file__).parents[1]
+    rooms = [Path(agreement.__file__).parents[1], Path(agreement.__file__).parents[2] / "engine"]
     key = re.compile(rf'"((?:{"|".join(HEADINGS["en"])})\.[a-z_]+)"')
     said = {
         match
+        for room in rooms
         for path in room.rglob("*.py")
         if path.name != "sentences.py"
         for match in key.findall(path.read_text())
@@ -169,7 +170,7 @@ def test_a_plan_asks_for_the_documents_mounts_on_several_nodes_only(tmp_path):
     assert several.files == {
         "job file": str(tmp_path / "job.toml"),
         "model.factory": str(tmp_path / "parts.py"),
-        "data.factory": "dure.demo.cats",
+        "data.factory": "dure.tools.demo.cats",
     }
     assert Plan.from_json(several.to_json()) == several
 
@@ -219,8 +220,11 @@ def test_torchs_version_is_what_importing_it_would_say():
 
 
 def test_a_modules_file_is_found_without_importing_it():
-    assert versions.module_file("dure.demo.cats") == Path(agreement.__file__).parents[2] / "demo" / "cats.py"
-    assert versions.module_file("dure.demo").name == "__init__.py"
+    assert (
+        versions.module_file("dure.tools.demo.cats")
+        == Path(agreement.__file__).parents[2] / "tools" / "demo" / "cats.py"
+    )
+    assert versions.module_file("dure.tools.demo").name == "__init__.py"
     assert versions.module_file("no_such_package.module") is None
     assert versions.module_file("dure.no_such") is None
 
@@ -328,7 +332,7 @@ def test_the_quick_part_is_quick_and_passes_a_job_that_can_run(tmp_path, monkeyp
 
 def test_the_quick_part_needs_no_torch():
     code = (
-        "import sys; from pathlib import Path; from dure.doctor import quick_checks; from dure.job import load_job;"
+        "import sys; from pathlib import Path; from dure.doctor import quick_checks; from dure.config import load_job;"
         f"quick_checks(load_job(Path({str(EXAMPLES / 'cats.toml')!r}))); print('torch' in sys.modules)"
     )
     said = subprocess.run(

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dure.demo.cats import LABELS, model, photos
-from dure.demo.draw import Drawn, Photo, draw_photos, draw_training_data
-from dure.errors import JobError, UsageError
+from dure.base.errors import JobError, UsageError
+from dure.tools.demo.cats import LABELS, model, photos
+from dure.tools.demo.draw import Drawn, Photo, draw_photos, draw_training_data
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -55,7 +55,7 @@ def test_the_same_seed_draws_the_same_bytes(small, tmp_path):
 
 def test_another_process_draws_the_same_bytes():
     code = (
-        "import hashlib; from dure.demo.draw import Photo\n"
+        "import hashlib; from dure.tools.demo.draw import Photo\n"
         "print([hashlib.sha256(Photo(i).png(3)).hexdigest() for i in range(10)])"
     )
     here = [hashlib.sha256(Photo(i).png(3)).hexdigest() for i in range(10)]
@@ -195,7 +195,6 @@ def test_the_model_is_small_and_takes_a_shard(small):
 
 
 def test_the_demo_and_its_drawing_start_without_torch():
-    loaded = (
-        "import sys, dure.demo, dure.demo.draw; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    )
+    modules = "import sys, dure.tools.demo, dure.tools.demo.draw"
+    loaded = f"{modules}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert run_python(loaded) == "[]"

@@ -11,10 +11,10 @@ import time
 
 from disks import disk_that_hangs, fill, needs_root, small_disk
 
-from dure import events
-from dure.display import Display
-from dure.events import parts
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.observe import events
+from dure.observe.display import Display
+from dure.observe.events import parts
 
 
 def stepped(step, epoch=0, ids=8, **changes):

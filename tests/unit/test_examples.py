@@ -11,7 +11,7 @@ from pretrained import bert_folder, loaded
 from torch import nn
 from torch.nn import functional as F
 
-from dure.demo.draw import draw_photos
+from dure.tools.demo.draw import draw_photos
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN_CODE = ["cnn_batchnorm", "my_transformer", "three_weights", "tiny_transformer"]

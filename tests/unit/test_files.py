@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dure.files import write_whole
+from dure.base.files import write_whole
 
 PAGE = mmap.PAGESIZE
 LARGE = 2 << 20
@@ -44,7 +44,7 @@ def test_a_file_has_the_bytes_of_its_parts_wherever_they_lie(tmp_path, parts):
 def test_a_file_system_that_cannot_write_past_the_cache_gets_the_same_bytes(tmp_path):
     """ramfs has nothing but the cache, and refuses."""
     program = (
-        "import mmap, os, sys; from pathlib import Path; from dure.files import write_whole\n"
+        "import mmap, os, sys; from pathlib import Path; from dure.base.files import write_whole\n"
         "memory = mmap.mmap(-1, 2 << 20); memory[:] = os.urandom(2 << 20); place = Path(sys.argv[1]) / 'file'\n"
         "try:\n    os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_DIRECT))\n"
         "except OSError: print('refused')\n"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from dure.exchange import handshake
-from dure.exchange.handshake import Acceptor, Handshake, NotAuthenticated, prove
+from dure.comm import handshake
+from dure.comm.handshake import Acceptor, Handshake, NotAuthenticated, prove
 
 KEY, PURPOSE = b"k" * 32, "agent to leader 10.0.1.10:29400"
 

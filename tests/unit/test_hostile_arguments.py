@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from dure import cli
-from dure.errors import DureError, JobError
-from dure.job import Job, LoadedJob, load_job, parse_settings
-from dure.job.limits import LARGEST_SEED
+from dure.base.errors import DureError, JobError
+from dure.config import Job, LoadedJob, load_job, parse_settings
+from dure.config.limits import LARGEST_SEED
 
 GOOD = """
 name = "good"

@@ -12,11 +12,11 @@ import pytest
 import torch
 from pretrained import bert_folder, loaded
 
-from dure.errors import JobError, WeightsError
-from dure.loading import huggingface
-from dure.loading.mapping import wanted_of
-from dure.loading.source import open_source
+from dure.base.errors import JobError, WeightsError
 from dure.storage import open_store
+from dure.weights import huggingface
+from dure.weights.mapping import wanted_of
+from dure.weights.source import open_source
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")

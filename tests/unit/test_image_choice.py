@@ -4,10 +4,10 @@ import hashlib
 
 import pytest
 
-from dure.errors import JobError, UsageError
+from dure.base.errors import JobError, UsageError
+from dure.config import load_job
 from dure.image import choice
 from dure.image.choice import choose_runner
-from dure.job import load_job
 
 WORKS = 'echo "$0 $*" >> "$CALLS"'
 NOT_SET_UP = """

@@ -4,7 +4,7 @@ from importlib.metadata import PathDistribution
 
 import pytest
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.image.contents import (
     Entry,
     folder_entries,

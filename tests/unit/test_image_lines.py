@@ -8,7 +8,7 @@ from commands import dure
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dure.errors import JobError, UsageError
+from dure.base.errors import JobError, UsageError
 from dure.image.mounts import Mounted, in_order, parse_mount, written
 from dure.image.runner import (
     Place,

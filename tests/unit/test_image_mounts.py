@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from dure.errors import JobError
+from dure.base.errors import JobError
+from dure.config import load_job
 from dure.image.enter import image_of
 from dure.image.environment import passed
 from dure.image.mounts import Mounted, check_there, make_written_folders, mounts_of
-from dure.job import load_job
 
 JOB = """
 storage = "{storage}"

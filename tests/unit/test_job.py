@@ -2,8 +2,8 @@
 
 import pytest
 
-from dure.errors import JobError
-from dure.job import LoadedJob, all_values, load_job
+from dure.base.errors import JobError
+from dure.config import LoadedJob, all_values, load_job
 
 GOOD = """
 name = "good"

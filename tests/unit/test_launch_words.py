@@ -4,10 +4,10 @@ import subprocess
 import sys
 import time
 
-from dure.errors import NotFinite, PeerLost
+from dure.base.errors import NotFinite, PeerLost
 from dure.launch.failure import Weight, describe, exit_words, fault_of, first_cause, is_aftermath, rank_failed
 from dure.launch.hang import Standing, who_waits_for_whom
-from dure.pulse import Beat, Phase
+from dure.observe.heartbeat import Beat, Phase
 
 
 def words(error, rank=0):

@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from dure.errors import Resumable, UsageError
-from dure.exchange.handshake import prove
+from dure.base.errors import Resumable, UsageError
+from dure.base.team_key import TeamKey
+from dure.comm.handshake import prove
 from dure.launch.lease import Lease, LeaseOver
-from dure.launch.nodes import line as lines
-from dure.launch.nodes.council import Council, Terms
+from dure.launch.nodes import connection as lines
+from dure.launch.nodes.connection import Line
 from dure.launch.nodes.join import Nodes, join
 from dure.launch.nodes.leader import Leader, agents_key, agents_purpose, listen_for_nodes
-from dure.launch.nodes.line import Line
 from dure.launch.nodes.member import Member, reach_leader
+from dure.launch.nodes.membership import Council, Terms
 from dure.launch.nodes.messages import Done, Hello, Ready, Refused, decode, encode
-from dure.team_key import TeamKey
 
 KEY = TeamKey.random()
 FACTS = {"torch": "2.13.0"}

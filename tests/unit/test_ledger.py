@@ -6,9 +6,9 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.ledger import Ledger, SampleLedger, mark_of, mark_of_all, verdict
-from dure.reduce.totals import StepTotals
-from dure.shards import ledger_mark, sample_of_mark
+from dure.comm.reduce.step_totals import StepTotals
+from dure.data.ledger import Ledger, SampleLedger, mark_of, mark_of_all, verdict
+from dure.data.shards import ledger_mark, sample_of_mark
 
 
 def folded(epochs, batch=7, **settings):

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from dure.errors import PeerLost
-from dure.exchange import link
-from dure.exchange.link import Link, lay_link
+from dure.base.errors import PeerLost
+from dure.comm import link
+from dure.comm.link import Link, lay_link
 
 
 class Bytes:

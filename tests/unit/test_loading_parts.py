@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dure.errors import DureError, PeerLost, StorageError, WeightsError
-from dure.exchange.group import Group
-from dure.exchange.together import raise_first, together
-from dure.loading.build import build, sketch
-from dure.loading.devices import choose_way
-from dure.loading.filling import Target, fill, fingerprint_of, fingerprint_of_tensors
-from dure.loading.header import TensorAt
-from dure.loading.loader import place_of
-from dure.loading.source import Source
-from dure.loading.windows import STAGING_BYTES, cut, window_bytes_for
+from dure.base.errors import DureError, PeerLost, StorageError, WeightsError
+from dure.comm.group import Group
+from dure.comm.raise_on_all import raise_first, together
+from dure.storage.safetensors import TensorAt
+from dure.weights.build import build, sketch
+from dure.weights.devices import choose_way
+from dure.weights.filling import Target, fill, fingerprint_of, fingerprint_of_tensors
+from dure.weights.loader import place_of
+from dure.weights.source import Source
+from dure.weights.windows import STAGING_BYTES, cut, window_bytes_for
 
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.float64)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dure.errors import ModelRefused
-from dure.loss import accuracy, cross_entropy
+from dure.base.errors import ModelRefused
+from dure.step.loss import accuracy, cross_entropy
 
 DICE = torch.Generator().manual_seed(1)
 

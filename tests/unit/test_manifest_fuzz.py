@@ -16,6 +16,8 @@ import pytest
 import torch
 from checkpoints import ALONE
 
+from dure.base.errors import CheckpointError, UsageError
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.export import export_weights
 from dure.checkpoint.find import entries, newest_state, refuse_other_recipe
@@ -24,9 +26,7 @@ from dure.checkpoint.manifest import MANIFEST, Manifest
 from dure.checkpoint.parts import Snapshot
 from dure.checkpoint.restore import restore
 from dure.checkpoint.state import Share
-from dure.errors import CheckpointError, UsageError
-from dure.ledger import SampleLedger
-from dure.run_folder import RunFolder
+from dure.data.ledger import SampleLedger
 from dure.storage import open_store
 
 MANIFESTS = 1500

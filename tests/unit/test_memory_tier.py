@@ -12,10 +12,10 @@ from dure.checkpoint.memory import memory_tier
 from dure.checkpoint.restore import restore
 from dure.checkpoint.slot import Record, Slot
 from dure.checkpoint.state import Share
-from dure.events import Noted, Recorder, read_events
-from dure.exchange.group import Group
-from dure.launch.keep import Keep
-from dure.world import KEEP_VARIABLE
+from dure.comm.group import Group
+from dure.comm.topology import KEEP_VARIABLE
+from dure.launch.state_memory import Keep
+from dure.observe.events import Noted, Recorder, read_events
 
 
 class Trained:

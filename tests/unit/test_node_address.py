@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.launch.nodes.address import address_towards, choose_interface, interfaces, resolve, split_leader
 
 

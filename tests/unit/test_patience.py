@@ -2,9 +2,9 @@
 
 import pytest
 
-from dure.errors import JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
+from dure.base.errors import JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
 from dure.launch.failure import may_pass
-from dure.launch.patience import Patience
+from dure.launch.restart_policy import Patience
 
 
 def failure(words, may_pass=True):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dure.pulse import Beat, Phase, Pulse, read_beat
+from dure.observe.heartbeat import Beat, Phase, Pulse, read_beat
 
 
 def test_the_last_beat_is_read_back(tmp_path):
@@ -25,7 +25,7 @@ def test_the_last_beat_is_read_back(tmp_path):
 
 def test_the_last_beat_outlives_the_writer(tmp_path):
     code = (
-        "import os, signal, sys; from pathlib import Path; from dure.pulse import Pulse, Phase\n"
+        "import os, signal, sys; from pathlib import Path; from dure.observe.heartbeat import Pulse, Phase\n"
         "Pulse(Path(sys.argv[1])).beat(5, Phase.EXCHANGE); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=False, timeout=300)

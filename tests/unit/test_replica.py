@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from dure.errors import ModelRefused
-from dure.fingerprint import weights_sha256
-from dure.lockstep import Setting, forward
-from dure.replica import Buffers, compile_by_shape_alone, probe, refuse_what_cannot_be_exact
+from dure.base.errors import ModelRefused
+from dure.device.fingerprint import weights_sha256
+from dure.step.lockstep import Setting, forward
+from dure.step.replica import Buffers, compile_by_shape_alone, probe, refuse_what_cannot_be_exact
 
 POINTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from dure.errors import UsageError
-from dure.run_script import own_options_first, ranks_wanted
+from dure.base.errors import UsageError
+from dure.cli.run import own_options_first, ranks_wanted
 
 OPTIONS = {"--ranks": True, "--port": True, "--cold": False, "-m": False, "--run-dir": True}
 

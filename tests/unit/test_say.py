@@ -3,7 +3,7 @@
 import io
 import sys
 
-from dure.say import say
+from dure.base.say import say
 
 
 class Writes(io.RawIOBase):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dure import events
-from dure.display import Display
-from dure.errors import DureError
+from dure.base.errors import DureError
+from dure.base.run_folder import RunFolder
+from dure.base.say import redacted, say
 from dure.launch.failure import describe
-from dure.run_folder import RunFolder
-from dure.say import redacted, say
+from dure.observe import events
+from dure.observe.display import Display
 from dure.storage import open_store
 
 SECRET = "hunter2-much-longer"

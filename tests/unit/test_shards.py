@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.shards import Split, ledger_mark, parts_of, rank_of_shard, shards_of_rank
+from dure.data.shards import Split, ledger_mark, parts_of, rank_of_shard, shards_of_rank
 
 splits = st.builds(
     Split,

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.errors import UsageError
-from dure.slurm_lists import expand_counts, expand_hosts
+from dure.base.errors import UsageError
+from dure.base.slurm_lists import expand_counts, expand_hosts
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from commands import EXAMPLES, dure
 
-from dure.errors import UsageError
-from dure.events import Stepped, TeamFormed, encode
-from dure.job import load_job
-from dure.run_folder import RunFolder
-from dure.slurm import queue
-from dure.slurm.allocation import salloc_words
-from dure.slurm.prepare import prepare
-from dure.slurm.progress import Progress, progress_of
-from dure.slurm.queue import _APART, _read, run_in
-from dure.slurm.script import script
-from dure.slurm.status import find
-from dure.slurm.submit import submitted_from
+from dure.base.errors import UsageError
+from dure.base.run_folder import RunFolder
+from dure.config import load_job
+from dure.engine.slurm import queue
+from dure.engine.slurm.allocation import salloc_words
+from dure.engine.slurm.prepare import prepare
+from dure.engine.slurm.progress import Progress, progress_of
+from dure.engine.slurm.queue import _APART, _read, run_in
+from dure.engine.slurm.script import script
+from dure.engine.slurm.status import find
+from dure.engine.slurm.submit import submitted_from
+from dure.observe.events import Stepped, TeamFormed, encode
 
 JOB = EXAMPLES / "tiny_transformer.toml"
 IMAGE = b"hsqs, as squashfs begins, and more"
@@ -113,7 +113,7 @@ def test_auto_leaves_the_image_to_slurm_where_srun_has_pyxis(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("dure.slurm.queue.ANSWER_SECONDS", 20.0 if by_slurm else 1.0)
+    monkeypatch.setattr("dure.engine.slurm.queue.ANSWER_SECONDS", 20.0 if by_slurm else 1.0)
     (tmp_path / "bin").mkdir()
     if srun is not None:
         (tmp_path / "bin" / "srun").write_text(f"#!/bin/sh\n{srun}\n")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
+from dure.base.team_key import read_key_file
+from dure.engine.slurm.quoting import file_pattern, sbatch_word, shell_word, variable
+from dure.engine.slurm.request import Request, _check_option, _seconds
+from dure.engine.slurm.script import script
 from dure.image.mounts import Mounted
 from dure.image.runner import Place, pyxis_options
-from dure.slurm.quoting import file_pattern, sbatch_word, shell_word, variable
-from dure.slurm.request import Request, _check_option, _seconds
-from dure.slurm.script import script
-from dure.team_key import read_key_file
 
 GOLDEN = Path(__file__).with_name("slurm_scripts")
 PLAIN = Request(

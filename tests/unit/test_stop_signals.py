@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from dure.errors import StoppedAtOnce
+from dure.base.errors import StoppedAtOnce
+from dure.base.run_folder import RunFolder
 from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run
-from dure.run_folder import RunFolder
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

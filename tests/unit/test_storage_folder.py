@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.errors import StorageError, UsageError
+from dure.base.errors import StorageError, UsageError
 from dure.storage import Layout, open_store
 
 CONTENT = bytes(range(256)) * 41

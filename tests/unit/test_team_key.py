@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from dure.errors import UsageError
-from dure.exchange.link_secret import offered, read_link_secret
+from dure.base.errors import UsageError
+from dure.base.team_key import TeamKey, make_key_file, new_word, read_key_file
+from dure.comm.link_secret import offered, read_link_secret
+from dure.comm.topology import LINK_SECRET_VARIABLE
 from dure.launch.nodes import key_by_hand as by_hand
 from dure.launch.nodes.key_by_hand import key_by_hand, key_file, wait_for_key_file
-from dure.team_key import TeamKey, make_key_file, new_word, read_key_file
-from dure.world import LINK_SECRET_VARIABLE
 
 
 def put(path, text="correct horse battery", mode=0o600):
@@ -126,7 +126,7 @@ def test_without_a_file_and_a_terminal_nothing_starts_unauthenticated(leads, mon
 CHILD = """
 import sys
 from dure.launch.nodes.key_by_hand import key_by_hand
-from dure.say import say
+from dure.base.say import say
 print(key_by_hand(None, leads=sys.argv[1] == "leads", nodes=2, seconds=0.0, say=say).hex(), flush=True)
 """
 

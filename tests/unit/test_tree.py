@@ -7,10 +7,10 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure import tree
-from dure.job.limits import MOST_SHARDS
-from dure.reduce.exchanger import most_pieces
-from dure.shards import Split
+from dure.comm import tree
+from dure.comm.reduce.exchanger import most_pieces
+from dure.config.limits import MOST_SHARDS
+from dure.data.shards import Split
 
 
 def reference(values):

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dure.reduce import treesum
-from dure.reduce.exchanger import Pieces, Wire, joined, largest
-from dure.reduce.treesum import BLOCK, tree_sum
+from dure.comm.reduce import treesum
+from dure.comm.reduce.exchanger import Pieces, Wire, joined, largest
+from dure.comm.reduce.treesum import BLOCK, tree_sum
 
 needs_kernel = pytest.mark.skipif(
     treesum.compiled() is None, reason="dure was installed without a C compiler: no compiled kernel"

@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dure.errors import JobError, StorageError, WeightsError
-from dure.fingerprint import raw_bytes
-from dure.loading.header import LONGEST_HEADER, TensorAt
-from dure.loading.mapping import match, wanted_of
-from dure.loading.pickled import NO_PLACE, load_pickled
-from dure.loading.source import Source, open_source
+from dure.base.errors import JobError, StorageError, WeightsError
+from dure.device.fingerprint import raw_bytes
 from dure.storage import Store, open_store
+from dure.storage.safetensors import LONGEST_HEADER, TensorAt
+from dure.weights.mapping import match, wanted_of
+from dure.weights.pickled import NO_PLACE, load_pickled
+from dure.weights.source import Source, open_source
 
 
 def weights() -> dict[str, torch.Tensor]:

@@ -18,10 +18,10 @@ import pytest
 import safetensors
 import torch
 
-from dure.errors import StorageError, WeightsError
-from dure.fingerprint import raw_bytes
-from dure.loading.header import DTYPES
-from dure.loading.source import Source, open_source
+from dure.base.errors import StorageError, WeightsError
+from dure.device.fingerprint import raw_bytes
+from dure.storage.safetensors import DTYPES
+from dure.weights.source import Source, open_source
 
 FILES = 30_000
 PICKLES = 600

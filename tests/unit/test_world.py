@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.errors import UsageError
-from dure.world import World, arguments, read_world
+from dure.base.errors import UsageError
+from dure.comm.topology import World, arguments, read_world
 
 TORCHRUN = {
     "RANK": "5",

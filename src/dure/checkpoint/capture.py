@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dure.base.errors import CheckpointError
 from dure.checkpoint.plain import to_plain
 from dure.checkpoint.state import (
     COUNTER,
@@ -26,9 +27,8 @@ from dure.checkpoint.state import (
 )
 from dure.checkpoint.table import Place, Table, cut, dtype_named
 from dure.checkpoint.witness import LiveHash
-from dure.errors import CheckpointError
-from dure.exchange.group import Group
-from dure.exchange.handover import flat
+from dure.comm.group import Group
+from dure.comm.param_sync import flat
 
 _UNCHANGING = (torch.Tensor, int, float, str, type(None))
 """Of a tensor, only the values change."""

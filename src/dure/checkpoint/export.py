@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dure.base.errors import CheckpointError, UsageError
+from dure.base.files import write_whole
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.find import entries
 from dure.checkpoint.load import load
 from dure.checkpoint.parts import header_of
 from dure.checkpoint.state import MODEL, WholeState
 from dure.checkpoint.table import Place, Table
 from dure.checkpoint.where import open_to_read
-from dure.errors import CheckpointError, UsageError
-from dure.exchange.group import Group
-from dure.files import write_whole
-from dure.fingerprint import raw_bytes
-from dure.run_folder import RunFolder
+from dure.comm.group import Group
+from dure.device.fingerprint import raw_bytes
 
 
 def export_weights(run: RunFolder, out: Path, step: int | None = None) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dure.base.errors import CheckpointError, StorageError, UsageError
+from dure.base.say import printable
 from dure.checkpoint.load import load, read_verified
 from dure.checkpoint.manifest import (
     MANIFEST,
@@ -21,10 +23,8 @@ from dure.checkpoint.manifest import (
     why_broken,
 )
 from dure.checkpoint.state import WholeState
-from dure.errors import CheckpointError, StorageError, UsageError
-from dure.exchange.group import Group
-from dure.exchange.together import together
-from dure.say import printable
+from dure.comm.group import Group
+from dure.comm.raise_on_all import together
 from dure.storage import Store, open_store
 
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import torch
 
-from dure import events
+from dure.base.errors import DureError
 from dure.checkpoint.find import newest_state
 from dure.checkpoint.manifest import Manifest
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import Outcome, Saver, remove_unfinished
 from dure.checkpoint.state import State, WholeState
 from dure.checkpoint.witness import LiveHash
-from dure.errors import DureError
-from dure.exchange.group import Group
-from dure.job import Checkpoint
+from dure.comm.group import Group
+from dure.config import Checkpoint
+from dure.observe import events
 from dure.storage import Store
 
 STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dure.base.run_folder import RunFolder
+from dure.base.say import printable
 from dure.checkpoint.find import entries
 from dure.checkpoint.where import open_to_read
-from dure.run_folder import RunFolder
-from dure.say import printable
 
 
 def as_rows(run: RunFolder, *, verify: bool) -> list[dict[str, Any]]:

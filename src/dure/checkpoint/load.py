@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from dure.base.errors import CheckpointError, DureError, StorageError
 from dure.checkpoint.manifest import File, Manifest, check_files
 from dure.checkpoint.memory import free_memory_bytes
 from dure.checkpoint.state import WholeState
-from dure.errors import CheckpointError, DureError, StorageError
-from dure.exchange.group import Group
-from dure.exchange.segment import Offer, Segment, map_offer
+from dure.comm.group import Group
+from dure.comm.shm_segment import Offer, Segment, map_offer
 from dure.storage import Store
 
 CHUNK_BYTES = 16 << 20

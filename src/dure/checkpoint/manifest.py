@@ -16,10 +16,10 @@ from typing import Annotated, Any
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dure.base.errors import CheckpointError, StorageError
+from dure.base.say import printable
 from dure.checkpoint.state import FORMAT
 from dure.checkpoint.table import Table
-from dure.errors import CheckpointError, StorageError
-from dure.say import printable
 from dure.storage import Store
 
 MANIFEST = "manifest.json"

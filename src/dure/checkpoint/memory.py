@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
+from dure.base.errors import CheckpointError
 from dure.checkpoint.background import Background
 from dure.checkpoint.cadence import Cadence, Costs
 from dure.checkpoint.slot import Slot
 from dure.checkpoint.spread import spread
 from dure.checkpoint.state import Share, State, WholeState
 from dure.checkpoint.witness import LiveHash
-from dure.errors import CheckpointError
-from dure.exchange.group import Group
-from dure.world import KEEP_VARIABLE
+from dure.comm.group import Group
+from dure.comm.topology import KEEP_VARIABLE
 
 _SHARE_OF_FREE_MEMORY = 0.5
 _SIGN_SECONDS = 60.0

@@ -16,10 +16,10 @@ from dure.checkpoint.manifest import File
 from dure.checkpoint.state import Piece, State
 from dure.checkpoint.table import Place, Table
 from dure.checkpoint.witness import fingerprint_of, is_not_finite
-from dure.exchange.copying import copy_into
-from dure.fingerprint import raw_bytes
-from dure.loading.header import DTYPES
+from dure.device.copying import copy_into
+from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
+from dure.storage.safetensors import DTYPES
 
 CHUNK_BYTES = 8 << 20
 _NOTHING = torch.empty(0)

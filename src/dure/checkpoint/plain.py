@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from dure.errors import CheckpointError
+from dure.base.errors import CheckpointError
 
 _TUPLE, _PAIRS, _COUNTER = "(tuple)", "(pairs)", "(counter)"
 

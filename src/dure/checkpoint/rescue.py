@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dure.base.errors import CheckpointError, DureError
+from dure.base.files import make_folders, make_own_folder
 from dure.checkpoint.background import Background
 from dure.checkpoint.retain import Keep
 from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
 from dure.checkpoint.state import State
-from dure.errors import CheckpointError, DureError
-from dure.exchange.group import Group
-from dure.files import make_folders, make_own_folder
+from dure.comm.group import Group
 from dure.storage import open_store
 
 Kind = Literal["storage", "rescue", "temporary"]

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from dure.base.errors import CheckpointError
+from dure.base.say import printable
 from dure.checkpoint.capture import optimized
 from dure.checkpoint.plain import from_plain
 from dure.checkpoint.state import COUNTER, MODEL, OPTIMIZER, Part, Schedule, Sharing, WholeState
-from dure.errors import CheckpointError
-from dure.exchange.handover import flat
-from dure.fingerprint import named_weights
-from dure.say import printable
+from dure.comm.param_sync import flat
+from dure.device.fingerprint import named_weights
 
 
 def restore(

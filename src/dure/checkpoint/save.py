@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dure.base.errors import DureError, StorageError
 from dure.checkpoint.background import Background
 from dure.checkpoint.find import entries
 from dure.checkpoint.manifest import MANIFEST, PREFIX, SAVING, File, Manifest, check_files
@@ -25,8 +26,7 @@ from dure.checkpoint.parts import Snapshot
 from dure.checkpoint.retain import Keep, Saved, removable
 from dure.checkpoint.state import State
 from dure.checkpoint.witness import disagreeing
-from dure.errors import DureError, StorageError
-from dure.exchange.group import Group
+from dure.comm.group import Group
 from dure.storage import Store
 
 WRITE_SECONDS = 1800.0

@@ -28,10 +28,10 @@ from typing import Any
 import torch
 import xxhash
 
+from dure.base.errors import CheckpointError
 from dure.checkpoint.state import State, WholeState
 from dure.checkpoint.table import LINE_BYTES, Table
 from dure.checkpoint.witness import disagreeing
-from dure.errors import CheckpointError
 
 _MOST_PARTS = 1024
 _RECORD_BYTES = 64

@@ -9,7 +9,7 @@ import torch
 
 from dure.checkpoint.state import Piece, State, WholeState
 from dure.checkpoint.table import Table
-from dure.exchange.group import Group
+from dure.comm.group import Group
 
 _CHUNK_BYTES = 16 << 20
 

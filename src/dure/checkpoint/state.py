@@ -16,8 +16,8 @@ import torch
 
 from dure.checkpoint.table import Place, Table
 from dure.checkpoint.witness import LiveHash
-from dure.exchange.copying import copy_into
-from dure.exchange.group import Group
+from dure.comm.group import Group
+from dure.device.copying import copy_into
 
 FORMAT = 1
 """Of facts and files; a newer one is refused by name."""

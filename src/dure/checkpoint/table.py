@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dure.errors import CheckpointError
-from dure.say import printable
+from dure.base.errors import CheckpointError
+from dure.base.say import printable
 
 LINE_BYTES = 64
 """Tensors start, and are cut, at multiples of this: no element of any type is cut in two."""

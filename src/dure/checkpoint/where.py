@@ -6,11 +6,11 @@ import hashlib
 import os
 from pathlib import Path
 
-from dure.errors import UsageError
-from dure.files import make_folders, make_own_folder, read_at_most
-from dure.job import LONGEST_JOB, LoadedJob
-from dure.run_folder import RunFolder
-from dure.say import printable
+from dure.base.errors import UsageError
+from dure.base.files import make_folders, make_own_folder, read_at_most
+from dure.base.run_folder import RunFolder
+from dure.base.say import printable
+from dure.config import LONGEST_JOB, LoadedJob
 from dure.storage import Store, open_store
 
 

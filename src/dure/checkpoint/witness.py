@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import torch
 import xxhash
 
+from dure.base.errors import CheckpointError
 from dure.checkpoint.table import LINE_BYTES
-from dure.errors import CheckpointError
-from dure.fingerprint import raw_bytes
+from dure.device.fingerprint import raw_bytes
 
 HASH_SECONDS = 600.0
 

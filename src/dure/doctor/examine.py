@@ -13,8 +13,7 @@ from typing import Any, Self, TypeVar
 from dure.doctor.checks import agreement
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.plan import Plan
-from dure.doctor.reach import Failed, Line, Unreached
-from dure.doctor.ways import Node
+from dure.doctor.reach import Failed, Line, Node, Unreached
 from dure.doctor.words import HEADINGS
 
 _REACH_SECONDS = 60.0

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dure.base.errors import DureError
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.where import location
+from dure.config import LoadedJob
 from dure.doctor.node import GOES_IN, serve
-from dure.errors import DureError
 from dure.image.enter import command_inside
-from dure.job import LoadedJob
-from dure.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from dure.base.in_image import digest_inside
 from dure.doctor.checks import bucket, machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding, bad
 from dure.doctor.plan import Plan
-from dure.image.enter import digest_inside
 
 READY = "dure-doctor-ready"
 """The first line that a node says. Whatever a login shell prints comes before it."""

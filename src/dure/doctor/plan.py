@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dure.job import LoadedJob
-from dure.open_files import needed
+from dure.base.open_files import needed
+from dure.config import LoadedJob
 from dure.storage.layout import Layout
 
 PORT = 29400

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from dure.base.errors import PreflightFailed
+from dure.base.language import Language
+from dure.config import LoadedJob
 from dure.doctor.checks import storage
 from dure.doctor.finding import Finding
 from dure.doctor.node import local_findings
 from dure.doctor.plan import plan_of
 from dure.doctor.words import in_one_line
-from dure.errors import PreflightFailed
-from dure.job import LoadedJob
-from dure.language import Language
 
 _CERTAIN = {"storage", "read_write", "space", "shm", "files", "interface"}
 """What stops a run for certain; all else is worth saying, and no reason to refuse."""

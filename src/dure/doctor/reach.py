@@ -11,16 +11,32 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any
 
+from dure.base.errors import DureError
 from dure.doctor.node import GOES_IN, READY
-from dure.doctor.ways import Node
-from dure.errors import DureError
 
 _END_SECONDS = 5.0
 _LAST_WORDS = 400
 _AFTERMATH = re.compile(r"srun: error: \S+: tasks? .*: (Exited with exit code|Terminated|Killed)")
 """What srun says after the task itself has said why."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node, and how it is reached."""
+
+    name: str
+    command: tuple[str, ...]
+    """Started here, becomes the doctor's part there."""
+    attempt: str
+    """What a person would try, to see whether it can be reached at all."""
+    order: str | None = None
+    """The first line that the part is sent: which image to go into."""
+    environment: Mapping[str, str] | None = None
+    """The command's, if not ours."""
 
 
 class Unreached(DureError):

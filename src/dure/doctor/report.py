@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dure.base.language import Language
 from dure.doctor.examine import Examination
 from dure.doctor.finding import Finding
 from dure.doctor.words import HEADINGS, TITLES, fix_of, value_of
-from dure.language import Language
 
 if TYPE_CHECKING:
     from rich.table import Table

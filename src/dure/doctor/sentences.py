@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dure.language import Language
+from dure.base.language import Language
 
 Sentence = tuple[str, str]
 """What was found, and what to do about it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dure.base.language import Language
 from dure.doctor.finding import Finding
 from dure.doctor.sentences import SENTENCES
-from dure.language import Language
 
 TITLES: dict[Language, dict[str, str]] = {
     "en": {

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import dure
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.image import digest
 from dure.image.bytecode import compiled_entries
 from dure.image.contents import (

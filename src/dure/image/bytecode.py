@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from dure.files import write_whole
+from dure.base.files import write_whole
 from dure.image.contents import Entry
 from dure.image.tree import cache
 

@@ -7,11 +7,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from dure.errors import JobError
+from dure.base.errors import JobError
+from dure.base.say import say
+from dure.config import LoadedJob
 from dure.image.digest import digest_of, recorded, verified
 from dure.image.runner import Place, apptainer_command, enroot_command
-from dure.job import LoadedJob
-from dure.say import say
 
 _PROGRAMS = {"enroot": ("enroot",), "apptainer": ("apptainer", "singularity"), "bubblewrap": ("bwrap",)}
 _TRIAL_SECONDS = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 
 HOME = "/opt/dure"
 """The interpreter's prefix inside every image."""

@@ -6,8 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from dure.errors import UsageError
-from dure.files import open_plain, read_at_most, write_whole
+from dure.base.errors import UsageError
+from dure.base.files import open_plain, read_at_most, write_whole
 
 _SQUASHFS = b"hsqs"
 _SIF = b"SIF_MAGIC"

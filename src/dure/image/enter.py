@@ -8,18 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from dure.errors import JobError
+from dure.base.errors import JobError
+from dure.config import LoadedJob
 from dure.image.choice import choose_runner
 from dure.image.contents import PYTHON
-from dure.image.environment import IN_IMAGE, passed
+from dure.image.environment import passed
 from dure.image.mounts import innermost, make_written_folders, mounts_of, with_files
 from dure.image.runner import Place, apptainer_command, enroot_command, own_command
-from dure.job import LoadedJob
-
-
-def digest_inside(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The sha256 of the image that this process is in, or None."""
-    return environ.get(IN_IMAGE) or None
 
 
 def image_of(loaded: LoadedJob) -> Path | None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from dure.base.in_image import IN_IMAGE
 from dure.image.contents import HOME
-
-IN_IMAGE = "DURE_IMAGE"
-"""Set inside to the image's sha256: this process is in it already."""
 
 _PREFIXES = ("DURE_", "GLOO_", "NCCL_", "SLURM_", "MASTER_", "TORCH_", "TORCHELASTIC_", "AWS_")
 """AWS_: without them a bucket as storage could not be reached from inside."""

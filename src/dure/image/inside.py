@@ -16,12 +16,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dure.errors import DureError, UsageError
+from dure.base.errors import DureError, UsageError
+from dure.base.say import say
 from dure.image.environment import complete
 from dure.image.mounts import Mounted
 from dure.image.runner import bubblewrap_command
 from dure.image.tree import WAYS, find_tree
-from dure.say import say
 
 HANDED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH,

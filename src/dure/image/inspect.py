@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic_core
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.image.contents import MANIFEST
 
 _LONGEST = 16 << 20

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.image.contents import Entry
 
 PROGRAMS = (

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from dure.errors import JobError, UsageError
-from dure.files import make_folders
+from dure.base.errors import JobError, UsageError
+from dure.base.files import make_folders
+from dure.config import LoadedJob
 from dure.image.contents import HOME
-from dure.job import LoadedJob
 
 _OWN = (HOME, "/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/proc", "/sys", "/dev")
 """What the image and the kernel bring; nothing is mounted there, above, or below."""

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 import dure
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.image.contents import HOME, Entry, file_entry, folder_entries, wanted_of_package
 
 _NEVER = {"pip"}

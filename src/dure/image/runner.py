@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dure.errors import JobError
+from dure.base.errors import JobError
 from dure.image.contents import HOME, LINKS, PYTHON
 from dure.image.mounts import Mounted, written
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dure.errors import DureError, UsageError
+from dure.base.errors import DureError, UsageError
 from dure.image.contents import Entry
 
 EPOCH = 315_532_800

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dure.errors import DureError, UsageError
+from dure.base.errors import DureError, UsageError
 from dure.image.contents import PYTHON
 
 WAYS = ("loop", "squashfuse", "unpack")

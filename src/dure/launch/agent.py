@@ -27,17 +27,17 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events.api import Event, EventSource
 
-from dure.errors import RankFailed, Resumable
+from dure.base.errors import RankFailed, Resumable
+from dure.base.run_folder import RunFolder
+from dure.base.say import say
+from dure.launch.agent_link import Oversight, Rendezvous
+from dure.launch.exit_watch import LeaveWatch
 from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
-from dure.launch.leaving import LeaveWatch
 from dure.launch.nodes.messages import Again, End, Team
-from dure.launch.oversight import Oversight, Rendezvous
 from dure.launch.rank import RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals, in_words
-from dure.run_folder import RunFolder
-from dure.say import say
 
 _LOOK_SECONDS = 0.03
 _TICK_SECONDS = 0.1

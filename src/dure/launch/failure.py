@@ -13,9 +13,9 @@ from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
-from dure.errors import DureError, PeerLost, RankFailed, Resumable, StorageError
-from dure.files import open_plain
-from dure.say import redacted
+from dure.base.errors import DureError, PeerLost, RankFailed, Resumable, StorageError
+from dure.base.files import open_plain
+from dure.base.say import redacted
 
 _LOST_CONNECTION = (
     "connection closed by peer",

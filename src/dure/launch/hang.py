@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dure.errors import RankFailed
-from dure.files import write_whole
+from dure.base.errors import RankFailed
+from dure.base.files import write_whole
+from dure.base.run_folder import RunFolder
 from dure.launch.failure import tail
 from dure.launch.ranks import Ranks
-from dure.pulse import Beat, Phase, read_beat
-from dure.run_folder import RunFolder
+from dure.observe.heartbeat import Beat, Phase, read_beat
 
 _LOOK_SECONDS = 0.25
 _ANSWER_SECONDS = 3.0

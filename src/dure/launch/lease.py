@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dure.errors import Resumable
+from dure.base.errors import Resumable
 
 
 class LeaseOver(Resumable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dure.files import open_own
+from dure.base.files import open_own
 
 
 def open_log(log: Path, *, goes_on: bool = False) -> tuple[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 
 
 def listen_at(address: str, port: int, way_out: str) -> socket.socket:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 
-from dure.say import say
+from dure.base.say import say
 
 _READ_AT_IMPORT = {
     "numpy": ("NPY_", "NUMPY_", "OPENBLAS_", "GOTO_"),

@@ -18,19 +18,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from dure.errors import DureError
-from dure.files import open_own, write_whole
-from dure.launch import lineage, own_state
+from dure.base.errors import DureError
+from dure.base.files import open_own, write_whole
+from dure.base.run_folder import RunFolder
+from dure.base.say import keep_output_harmless, say, say_through
+from dure.launch import own_state
+from dure.launch import process_tree as lineage
 from dure.launch.failure import RankError, describe
 from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
-from dure.launch.nursery import Birth
+from dure.launch.prefork import Birth
 from dure.launch.preloaded import LateSettings, Preloaded
 from dure.launch.process_groups import keep_process_groups
 from dure.launch.title import rank_title, set_title
-from dure.pulse import Phase, Pulse
-from dure.run_folder import RunFolder
-from dure.say import keep_output_harmless, say, say_through
+from dure.observe.heartbeat import Phase, Pulse
 
 STACKS_OF_SCRIPT = signal.SIGRTMAX - 5
 """Asks a rank of `dure run` for its stacks: a signal that no script uses, and only sent to one that waits for it."""

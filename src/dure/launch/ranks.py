@@ -16,13 +16,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dure.errors import RankFailed
-from dure.launch import lineage
+from dure.base.errors import RankFailed
+from dure.base.say import say
+from dure.launch import process_tree as lineage
 from dure.launch.failure import Fault, RankError, exit_words, fault_of, seconds_since
-from dure.launch.nursery import FOR_THE_LAUNCHER, Birth, Born, Ended, command
+from dure.launch.prefork import FOR_THE_LAUNCHER, Birth, Born, Ended, command
 from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
-from dure.say import say
 
 _REPORT_PIPE_BYTES = 1 << 20
 _UNWIND_SECONDS = 2.0

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dure.errors import RankFailed, UsageError
-from dure.files import read_at_most
+from dure.base.errors import RankFailed, UsageError
+from dure.base.files import read_at_most
+from dure.base.run_folder import RunFolder
 from dure.launch import preload
 from dure.launch.rank import Command, Script
 from dure.launch.team import launch
-from dure.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined

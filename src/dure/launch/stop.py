@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from dure.errors import StoppedAtOnce
+from dure.base.errors import StoppedAtOnce
 from dure.launch.lease import Lease
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

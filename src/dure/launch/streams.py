@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dure.base.say import say
 from dure.launch.logs import open_log
-from dure.say import say
 
 _LINE_WAIT_SECONDS = 0.25
 _BURST_SECONDS = 0.005

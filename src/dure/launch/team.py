@@ -17,20 +17,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dure import open_files
-from dure.errors import RankFailed, UsageError
-from dure.files import open_own
-from dure.job.limits import MOST_RANKS
-from dure.launch import lineage
-from dure.launch.keep import Keep
-from dure.launch.patience import Patience, Restart
+from dure.base import open_files
+from dure.base.errors import RankFailed, UsageError
+from dure.base.files import open_own
+from dure.base.run_folder import RunFolder
+from dure.base.say import say
+from dure.config.limits import MOST_RANKS
+from dure.launch import process_tree as lineage
 from dure.launch.port import listen_at
 from dure.launch.preload import TORCH_WITH_DDP
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
+from dure.launch.restart_policy import Patience, Restart
+from dure.launch.state_memory import Keep
 from dure.launch.stop import StopSignals
-from dure.run_folder import RunFolder
-from dure.say import say
 
 if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined
@@ -179,8 +179,8 @@ def launch(
             with stop.obeyed_at_once():
                 _import_torch()  # on one core, while the nursery imports it on another
             from dure.launch.agent import Plan, TeamAgent
+            from dure.launch.agent_link import Alone, Oversight, UnderLeader
             from dure.launch.hang import HangWatch
-            from dure.launch.oversight import Alone, Oversight, UnderLeader
 
             def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
                 elastic_error = folder.error(rank).with_suffix(".torchelastic.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from dure.say import redacted
+from dure.base.say import redacted
 
 Trouble = Literal["no_bucket", "no_file", "refused", "no_credentials", "failing", "odd", "silent", "other"]
 """What kind of trouble a failed request is in; `failing`: the server's own; `odd`: an answer that nobody expects."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 
-from dure.errors import StorageError
+from dure.base.errors import StorageError
 from dure.storage.access import Access
 from dure.storage.answers import reason_for, status_of
 from dure.storage.connection import connect, refuse_after_fork

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dure.errors import StorageError, UsageError
-from dure.say import redacted
+from dure.base.errors import StorageError, UsageError
+from dure.base.say import redacted
 from dure.storage.answers import words_of
 from dure.storage.protocol import clean_path
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dure.errors import StorageError
-from dure.files import is_unfinished, make_folders, sync_folder, write_whole
+from dure.base.errors import StorageError
+from dure.base.files import is_unfinished, make_folders, sync_folder, write_whole
 from dure.storage.access import Access
 from dure.storage.layout import EVERYTHING, Rights
 from dure.storage.protocol import clean_path, flat, span_of, taken, truncated

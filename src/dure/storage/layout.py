@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dure.errors import StorageError
+from dure.base.errors import StorageError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 from dure.storage.bucket import BucketStore
 from dure.storage.folder import FolderStore
 from dure.storage.layout import EVERYTHING, NOTHING, Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from dure.errors import StorageError
+from dure.base.errors import StorageError
 from dure.storage.access import Access
 
 

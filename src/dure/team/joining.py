@@ -12,21 +12,21 @@ from typing import Literal
 
 import torch
 
-from dure.errors import DureError, UsageError
-from dure.exchange.calls import CallBoard
-from dure.exchange.group import join_world
-from dure.exchange.link_secret import read_link_secret
-from dure.job.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
-from dure.lockstep import Setting
-from dure.open_files import allow, needed
-from dure.pulse import Pulse
-from dure.reduce.choose import Place, Transport, Ways, WireName, wire_named
-from dure.replica import compile_by_shape_alone
-from dure.run_folder import RunFolder
-from dure.say import say
-from dure.seeds import plant
+from dure.base.errors import DureError, UsageError
+from dure.base.open_files import allow, needed
+from dure.base.run_folder import RunFolder
+from dure.base.say import say
+from dure.comm.call_board import CallBoard
+from dure.comm.group import join_world
+from dure.comm.link_secret import read_link_secret
+from dure.comm.reduce.factory import Place, Transport, Ways, WireName, wire_named
+from dure.comm.topology import World, read_world
+from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
+from dure.data.seeds import plant
+from dure.observe.heartbeat import Pulse
+from dure.step.lockstep import Setting
+from dure.step.replica import compile_by_shape_alone
 from dure.team.team import Team
-from dure.world import World, read_world
 
 
 def start(

@@ -17,32 +17,32 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from dure.audit import how_far_apart, prove_same
-from dure.batches import Batch, Batches, Plan
+from dure.base.errors import UsageError
 from dure.checkpoint.state import Part, Sharing
-from dure.dataset import check_dataset
-from dure.errors import UsageError
-from dure.evaluation import Judged, evaluate, rehearse
-from dure.exchange.calls import CallBoard
-from dure.exchange.group import Group, node_group
-from dure.loading.circle import Standing
-from dure.loading.load import How
-from dure.loading.loader import Loader, Model
-from dure.lockstep import Lockstep, Outcome, Setting
-from dure.loss import LossSum, as_sum
-from dure.pulse import Phase, Pulse
-from dure.reduce.choose import Ways
-from dure.reduce.exchanger import Exchanger
-from dure.replica import (
+from dure.comm.call_board import CallBoard
+from dure.comm.group import Group, node_group
+from dure.comm.reduce.exchanger import Exchanger
+from dure.comm.reduce.factory import Ways
+from dure.comm.sharded_optimizer import ShardedUpdate, handover_within, refuse_what_cannot_be_sharded
+from dure.comm.topology import World
+from dure.data.batches import Batch, Batches, Plan
+from dure.data.shards import Split, SplitKind
+from dure.observe.heartbeat import Phase, Pulse
+from dure.observe.results import Apart
+from dure.proof.verify_replicas import how_far_apart, prove_same
+from dure.step.dataset_check import check_dataset
+from dure.step.evaluation import Judged, evaluate, rehearse
+from dure.step.lockstep import Lockstep, Outcome, Setting
+from dure.step.loss import LossSum, as_sum
+from dure.step.replica import (
     ProbeResult,
     refuse_what_cannot_be_exact,
     same_start,
     wrap,
 )
-from dure.results import Apart
-from dure.sharded import ShardedUpdate, handover_within, refuse_what_cannot_be_sharded
-from dure.shards import Split, SplitKind
-from dure.world import World
+from dure.weights.load import How
+from dure.weights.load_group import Standing
+from dure.weights.loader import Loader, Model
 
 Loss = Callable[[Any, Any], Any] | Literal["cross_entropy", "mse"]
 

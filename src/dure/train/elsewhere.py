@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
+from dure.base.errors import CheckpointError, Resumable
+from dure.base.in_image import digest_inside
+from dure.base.run_folder import RunFolder
 from dure.checkpoint.rescue import Place, Rescued, Savers, rescue, temporary_places
 from dure.checkpoint.save import WRITE_SECONDS
 from dure.checkpoint.state import Share, State
 from dure.checkpoint.where import location, rescue_folder, rescue_key
-from dure.errors import CheckpointError, Resumable
-from dure.exchange.group import node_group
-from dure.image.enter import digest_inside
-from dure.job import LoadedJob
-from dure.run_folder import RunFolder
+from dure.comm.group import node_group
+from dure.config import LoadedJob
 from dure.team import Team
 
 

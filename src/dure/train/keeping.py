@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dure import __version__, events
+from dure import __version__
+from dure.base.errors import CheckpointError, DureError, NotFinite, Resumable
+from dure.base.run_folder import RunFolder
+from dure.base.say import printable
 from dure.checkpoint.background import Background
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import refuse_other_recipe
@@ -27,14 +30,12 @@ from dure.checkpoint.save import WRITE_SECONDS, Problem
 from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState
 from dure.checkpoint.where import location, open_to_write, rescued_states
 from dure.checkpoint.witness import is_not_finite
-from dure.errors import CheckpointError, DureError, NotFinite, Resumable
-from dure.exchange.group import node_group
-from dure.exchange.together import together
-from dure.job import LoadedJob
-from dure.ledger import SampleLedger
-from dure.pulse import Phase
-from dure.run_folder import RunFolder
-from dure.say import printable
+from dure.comm.group import node_group
+from dure.comm.raise_on_all import together
+from dure.config import LoadedJob
+from dure.data.ledger import SampleLedger
+from dure.observe import events
+from dure.observe.heartbeat import Phase
 from dure.team import Team
 from dure.train.elsewhere import Elsewhere
 

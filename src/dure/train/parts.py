@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from dure import events, factory
-from dure.batches import Batches
-from dure.dataset import length_of
-from dure.errors import JobError
-from dure.job import LoadedJob
-from dure.loading.load import Loaded, Progress
-from dure.loss import LOSSES, METRICS, LossSum, as_sum
+from dure.base.errors import JobError
+from dure.config import LoadedJob, factory
+from dure.data.batches import Batches
+from dure.data.dataset import length_of
+from dure.observe import events
+from dure.step.loss import LOSSES, METRICS, LossSum, as_sum
 from dure.team import Team
+from dure.weights.load import Loaded, Progress
 
 
 class Parts:

@@ -11,17 +11,18 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dure import events, results, update
-from dure.audit import fingerprints_of, whole_fingerprint
-from dure.batches import MANY_IDS, Batch
-from dure.fingerprint import weights_sha256
-from dure.job import LoadedJob
-from dure.lockstep import Outcome, probe_on
-from dure.pulse import Phase
-from dure.recipe import recipe_hash, recipe_of
-from dure.replica import refuse_what_cannot_be_exact
-from dure.results import RankResult
-from dure.run_folder import RunFolder
+from dure.base.run_folder import RunFolder
+from dure.config import LoadedJob
+from dure.data.batches import MANY_IDS, Batch
+from dure.device.fingerprint import weights_sha256
+from dure.observe import events, results
+from dure.observe.heartbeat import Phase
+from dure.observe.results import RankResult
+from dure.proof.recipe import recipe_hash, recipe_of
+from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
+from dure.step import update
+from dure.step.lockstep import Outcome, probe_on
+from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
 from dure.train.keeping import Keeping, Reached, Trained
 from dure.train.parts import Parts

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dure.job import load_job
+from dure.config import load_job
 from dure.train import run_rank
 
 HERE = Path(__file__).parent

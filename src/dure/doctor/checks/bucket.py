@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+from dure.base.errors import DureError, StorageError
 from dure.doctor.checks.storage import MARK
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.plan import Plan
-from dure.errors import DureError, StorageError
 from dure.storage import Store, open_store
 from dure.storage.answers import Trouble, trouble_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from dure.base.open_files import UNLIMITED, limits
 from dure.doctor.finding import Finding, bad, good, note
 from dure.doctor.plan import Plan
-from dure.open_files import UNLIMITED, limits
 
 _SHM = "/dev/shm"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from dure.base.errors import UsageError
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.plan import Plan
-from dure.errors import UsageError
 from dure.launch.nodes.address import choose_interface, interfaces, resolve
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dure.exchange.handshake import Acceptor, NotAuthenticated, prove
+from dure.comm.handshake import Acceptor, NotAuthenticated, prove
 
 CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 20.0

@@ -8,9 +8,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from dure.base.files import write_whole
 from dure.doctor.finding import Finding, bad, good, note
 from dure.doctor.plan import Plan
-from dure.files import write_whole
 
 _REFUSALS = (errno.EROFS, errno.EACCES, errno.EPERM)
 MARK = ".dure-doctor-"

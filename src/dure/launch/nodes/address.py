@@ -9,7 +9,7 @@ import re
 import socket
 import struct
 
-from dure.errors import UsageError
+from dure.base.errors import UsageError
 
 _SIOCGIFCONF = 0x8912
 _IFREQ = 40

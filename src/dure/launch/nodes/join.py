@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dure.errors import UsageError
-from dure.exchange.link_secret import offered
+from dure.base.errors import UsageError
+from dure.base.run_folder import RunFolder
+from dure.base.team_key import TeamKey
+from dure.comm.link_secret import offered
 from dure.launch.lease import Lease
 from dure.launch.nodes.address import choose_interface, resolve
-from dure.launch.nodes.council import LEADER, Council, Terms
 from dure.launch.nodes.leader import Leader, listen_for_nodes
 from dure.launch.nodes.member import Member, NodeTaken, reach_leader
+from dure.launch.nodes.membership import LEADER, Council, Terms
 from dure.launch.nodes.messages import Hello
-from dure.launch.patience import Restart
-from dure.run_folder import RunFolder
-from dure.team_key import TeamKey
+from dure.launch.restart_policy import Restart
 
 _TAKEN_SECONDS = 10.0
 """Beyond twice `lost_seconds`: until a node that was cut off has been missed, and has ended."""

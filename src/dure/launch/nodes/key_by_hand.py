@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dure.errors import UsageError
-from dure.team_key import TeamKey, make_key_file, new_word, read_key_file
+from dure.base.errors import UsageError
+from dure.base.team_key import TeamKey, make_key_file, new_word, read_key_file
 
 KEY_FILE_VARIABLE = "DURE_TEAM_KEY_FILE"
 _LOOK_SECONDS = 0.5

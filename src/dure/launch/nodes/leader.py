@@ -15,12 +15,12 @@ import time
 from types import TracebackType
 from typing import Any
 
-from dure.exchange.handshake import PENDING, Acceptor
-from dure.launch.nodes.council import LEADER, Council, Letters
-from dure.launch.nodes.line import Line, close_all
+from dure.base.team_key import TeamKey
+from dure.comm.handshake import PENDING, Acceptor
+from dure.launch.nodes.connection import Line, close_all
+from dure.launch.nodes.membership import LEADER, Council, Letters
 from dure.launch.nodes.messages import Alive, Bye, Hello, Message, Refused
 from dure.launch.port import listen_at
-from dure.team_key import TeamKey
 
 BEAT_SECONDS = 1.0
 """How often agents tell each other that they are there."""

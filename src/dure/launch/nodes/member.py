@@ -11,10 +11,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dure.errors import DureError, PeerLost, Resumable, UsageError
-from dure.exchange.handshake import NotAuthenticated, prove
+from dure.base.errors import DureError, PeerLost, Resumable, UsageError
+from dure.base.team_key import TeamKey
+from dure.comm.handshake import NotAuthenticated, prove
+from dure.launch.nodes.connection import Line, close_all
 from dure.launch.nodes.leader import BEAT_SECONDS, agents_key, agents_purpose
-from dure.launch.nodes.line import Line, close_all
 from dure.launch.nodes.messages import (
     Again,
     Alive,
@@ -30,7 +31,6 @@ from dure.launch.nodes.messages import (
     Team,
     Welcome,
 )
-from dure.team_key import TeamKey
 
 _LOOK_SECONDS = 0.05
 _KNOCK_SECONDS = 0.5

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dure.errors import DureError, RankFailed, Resumable
+from dure.base.errors import DureError, RankFailed, Resumable
 
 VERSION = 2
 HELLO_BYTES = 64 * 1024

@@ -1,0 +1,88 @@
+"""The names of all files of one run, in one place."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from dure.base.files import make_own_folder
+
+_FOLDERS = ("events", "logs", "errors", "stacks", "pulse")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its files. Making the value touches nothing; `create` makes the folders."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        """The job as it ran: every setting, as JSON."""
+        return self.path / "job.json"
+
+    @property
+    def summary(self) -> Path:
+        """What `--json` prints, written when the run is done."""
+        return self.path / "summary.json"
+
+    @property
+    def restarts(self) -> Path:
+        """When and why the team was started again, one JSON object a line; not there if it never was."""
+        return self.path / "restarts.jsonl"
+
+    @property
+    def claim(self) -> Path:
+        """Locked by the launcher whose run this is; tells its host and pid."""
+        return self.path / "launcher.lock"
+
+    @property
+    def stop(self) -> Path:
+        """Here while the run is asked to stop at its next step."""
+        return self.path / "stop"
+
+    def asked_to_stop(self) -> bool:
+        """Whether `stop` is here; a storage that does not answer asks for nothing."""
+        try:
+            return self.stop.exists()
+        except OSError:
+            return False
+
+    def all_events(self) -> list[Path]:
+        """What all ranks recorded, in all sessions of the run: there may have been more ranks before."""
+        return sorted((self.path / "events").glob("rank-*.jsonl"))
+
+    def events(self, rank: int) -> Path:
+        """What this rank recorded, one JSON object a line."""
+        return self.path / "events" / f"rank-{rank}.jsonl"
+
+    def log(self, rank: int) -> Path:
+        """All that this rank printed."""
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def error(self, rank: int) -> Path:
+        """How this rank failed, in its own words (JSON)."""
+        return self.path / "errors" / f"rank-{rank}.json"
+
+    def stacks(self, rank: int) -> Path:
+        """Where this rank stood when the team waited too long."""
+        return self.path / "stacks" / f"rank-{rank}.txt"
+
+    def pulse(self, rank: int) -> Path:
+        """What this rank does right now (a few bytes, mapped by the rank and the launcher)."""
+        return self.path / "pulse" / f"rank-{rank}"
+
+    def create(self) -> None:
+        """Make the folders that the ranks write into; PermissionError when one of them is another user's."""
+        make_own_folder(self.path)
+        for name in _FOLDERS:
+            make_own_folder(self.path / name)
+
+    def empty(self) -> None:
+        """Take away what `create` and the launcher's lock have made, as far as nothing was written into it."""
+        for name in _FOLDERS:
+            with contextlib.suppress(OSError):
+                (self.path / name).rmdir()
+        if [entry.name for entry in self.path.iterdir()] == [self.claim.name]:
+            self.claim.unlink()

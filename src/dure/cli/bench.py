@@ -1,0 +1,139 @@
+"""`dure bench …`: parse, measure, print. Imports nothing heavy until a bench is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, cast
+
+import typer
+
+from dure.base.errors import UsageError
+
+bench = typer.Typer(
+    no_args_is_help=True, help="Measure, side by side with named peers.", rich_markup_mode=None
+)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
+
+
+@bench.command("start")
+def bench_start(
+    ranks: Annotated[int, typer.Option(help="Processes to start.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Interleaved repeats; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run."""
+    from dure.tools.bench import start
+
+    print_figures(start, start.bench_start(ranks=ranks, rounds=rounds), as_json)
+
+
+@bench.command("step")
+def bench_step(
+    ranks: Annotated[
+        str, typer.Option(help="Team sizes, with commas; a team of 1 is always measured too.")
+    ] = "2,4",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each; medians are printed.")] = 5,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Step time of a 9 M-parameter transformer: no exchange, dure, DDP, Accelerate, Fabric side by side."""
+    from dure.tools.bench import step
+
+    try:
+        sizes = [int(size) for size in ranks.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--ranks {ranks}: write team sizes with commas between them, such as --ranks 2,4"
+        ) from None
+    print_figures(step, step.bench_step(sizes=sizes, rounds=rounds, steps=steps), as_json)
+
+
+@bench.command("recover")
+def bench_recover(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What kill -9 of one rank costs: dure train against torchrun with a checkpoint an epoch."""
+    from dure.tools.bench import recover
+
+    print_figures(recover, recover.bench_recover(ranks=ranks, rounds=rounds), as_json)
+
+
+@bench.command("checkpoint")
+def bench_checkpoint(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    rounds: Annotated[
+        int, typer.Option(help="Interleaved whole runs of each kind; medians are printed.")
+    ] = 2,
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "runs,stalls,saves,memory",
+    folder: Annotated[
+        Path | None, typer.Option(help="On the disk to measure.", show_default="for temporary files")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model and short runs: whether it works, not figures.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What checkpoints cost a run of 100 M parameters, beside torch.save and torch's own checkpoints."""
+    from dure.tools.bench import checkpoint
+
+    size = checkpoint.QUICK if quick else checkpoint.Size(rounds=rounds)
+    figures = checkpoint.bench_checkpoint(ranks=ranks, size=size, only=only.split(","), folder=folder)
+    print_figures(checkpoint, figures, as_json)
+
+
+@bench.command("reduce")
+def bench_reduce(
+    ranks: Annotated[int, typer.Option(help="Processes on each node.")] = 4,
+    nodes: Annotated[int, typer.Option(help="1, or 2: network namespaces on this machine (takes root).")] = 1,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Shape the link between 2 nodes: 10gbit, 1gbit.", show_default="unshaped"),
+    ] = None,
+    mib: Annotated[str, typer.Option(help="Sizes of the bucket in MiB, with commas.")] = "0.0625,1,25,100",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 7,
+    wire: Annotated[str, typer.Option(help="What numbers are sent as between nodes: fp32 or bf16.")] = "fp32",
+    as_json: Json = False,
+) -> None:
+    """Time of one all-reduce: dure, Gloo, OpenMPI, one plain copy and the plain wire side by side."""
+    from dure.tools.bench import reduce
+
+    try:
+        sizes = [float(size) for size in mib.split(",")]
+    except ValueError:
+        raise UsageError(f"--mib {mib}: write sizes with commas between them, such as --mib 1,25") from None
+    figures = reduce.bench_reduce(ranks=ranks, nodes=nodes, rate=rate, mib=sizes, rounds=rounds, wire=wire)
+    print_figures(reduce, figures, as_json)
+
+
+@bench.command("load")
+def bench_load(
+    ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 4,
+    mb: Annotated[float, typer.Option(help="Size of the weights' file.")] = 500.0,
+    storage: Annotated[str, typer.Option(help="folder, or s3: a real S3 server on this machine.")] = "folder",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 5,
+    throttle: Annotated[
+        float | None, typer.Option(help="MB/s of the storage, for all ranks together.", show_default="none")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Weights into every rank: three ways of dure, transformers, safetensors + DDP, and the floor."""
+    from dure.tools.bench import load
+
+    figures = load.bench_load(
+        ranks=ranks, mb=mb, storage=cast(load.Storage, storage), rounds=rounds, throttle=throttle
+    )
+    print_figures(load, figures, as_json)
+
+
+def print_figures(room: ModuleType, figures: dict[str, object], as_json: bool) -> None:
+    """Print a bench's figures: in its own words where it has some, else as JSON that can be read."""
+    if as_json:
+        print(json.dumps(figures))
+    elif hasattr(room, "in_words"):
+        print(room.in_words(figures))
+    else:
+        print(json.dumps(figures, indent=1))

@@ -1,0 +1,187 @@
+"""`dure run`: a stock script on N ranks, with torchrun's command line as far as it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from dure.base.errors import UsageError
+from dure.base.say import say
+from dure.cli.options import Leader, NodeRank, Port, RunDir, TeamKeyFile
+
+
+class ScriptCommand(TyperCommand):
+    """A command whose own options come before SCRIPT; what comes after it is the script's own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, after the arguments were put in that order."""
+        ctx.allow_interspersed_args = False
+        takes_value = {
+            name: not getattr(option, "is_flag", False)
+            for option in self.params
+            if option.param_type_name == "option"
+            for name in option.opts
+        }
+        return super().parse_args(ctx, own_options_first(args, takes_value))
+
+
+def own_options_first(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """Return `[OPTION …] -- SCRIPT [ARGUMENT …]`; `takes_value` has all of the command's own options.
+
+    As under torchrun, what follows SCRIPT is the script's. Two older forms are understood too: options between SCRIPT
+    and a `--`, if there is nothing else between them; and, where no option stands before SCRIPT, those right after it.
+    """
+    first = _own(args, takes_value)
+    script = first + 1 if args[first : first + 1] == ["--"] else first
+    own, rest = list(args[:first]), list(args[script + 1 :])
+    if script >= len(args) or (script == first and args[script].startswith("-")):
+        return list(args)  # there is no SCRIPT, or an option that nobody knows
+    # Not -m: SCRIPT would mean something else.
+    after = {name: value for name, value in takes_value.items() if name != "-m"}
+    end = _own(rest, after)
+    if rest[end : end + 1] == ["--"]:
+        own, rest = [*own, *rest[:end]], rest[end + 1 :]
+    elif not own:
+        own, rest = rest[:end], rest[end:]
+    return [*own, "--", args[script], *rest]
+
+
+def _own(args: Sequence[str], takes_value: Mapping[str, bool]) -> int:
+    """How many of the first arguments are options of our own, and their values."""
+    at = 0
+    while at < len(args):
+        name, equals, _ = args[at].partition("=")
+        if name not in takes_value:
+            break
+        at += 2 if takes_value[name] and not equals else 1
+    return min(at, len(args))
+
+
+def ranks_wanted(text: str) -> int:
+    """The number that `--ranks` asks for: a number, or auto (the accelerators, else the cores), gpu or cpu."""
+    if text in ("auto", "gpu"):
+        import torch
+
+        found = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+        if found or text == "gpu":
+            if not found:
+                raise UsageError(
+                    "--ranks is gpu, but torch finds no accelerator here; use auto, cpu or a number"
+                )
+            return found
+    if text in ("auto", "cpu"):
+        return len(os.sched_getaffinity(0))
+    try:
+        ranks = int(text)
+    except ValueError:
+        raise UsageError(f"--ranks is {text!r}; use a number, auto, gpu or cpu") from None
+    if ranks < 1:
+        raise UsageError(f"--ranks is {ranks}; use 1 or more")
+    return ranks
+
+
+def run(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT", help="A script, or with -m a module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own, options too.")
+    ] = None,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            "--ranks",
+            "--nproc-per-node",
+            "--nproc_per_node",
+            help="Processes to start: a number, or auto for one an accelerator, else one a core.",
+        ),
+    ] = "2",
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
+    ] = False,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long ranks may take to end after Ctrl-C, SIGTERM or another rank's failure.",
+        ),
+    ] = 30.0,
+    nodes: Annotated[
+        int,
+        typer.Option("--nodes", "--nnodes", help="Machines that run it together, each with so many ranks."),
+    ] = 1,
+    node_rank: NodeRank = None,
+    leader: Leader = None,
+    team_key: TeamKeyFile = None,
+    run_dir: RunDir = None,
+    port: Port = 0,
+    standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
+) -> None:
+    """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once.
+
+    What comes after SCRIPT is the script's own. Ctrl-C and SIGTERM reach the ranks as they are; a second one ends them
+    at once.
+    """
+    from dure.engine.run_job import named_by_time, new_run, nodes_of_script, run_script_on_nodes
+    from dure.launch.script import refuse_missing, run_script
+
+    # All that can be refused is, before there is a folder of this run.
+    refuse_missing(target, module)
+    count = ranks_wanted(ranks)
+    several = nodes > 1 or node_rank is not None or leader is not None
+    here = nodes_of_script(target, nodes, node_rank, leader, count) if several else None
+    name = Path(target).stem
+    with new_run(run_dir or _writable(named_by_time(name)), name) as folder:
+        if here is not None:
+            from dure.launch.nodes.key_by_hand import key_by_hand, key_file
+
+            file = key_file(team_key)
+            key = key_by_hand(file, leads=here.leads, nodes=nodes, seconds=here.join_seconds, say=say)
+            code = run_script_on_nodes(
+                target, arguments or [], folder, here, key, module=module, cold=cold, grace_seconds=grace
+            )
+        else:
+            code = run_script(
+                target,
+                arguments or [],
+                module=module,
+                ranks=count,
+                folder=folder,
+                cold=cold,
+                port=port,
+                grace_seconds=grace,
+            )
+    raise typer.Exit(code)
+
+
+def _writable(path: Path) -> Path:
+    """Return `path`, or another place for the logs if it cannot be made: a script needs no folder to run."""
+    if _can_make(path):
+        return path
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dure"
+    elsewhere = (
+        cache / path if _can_make(cache / path) else Path(tempfile.mkdtemp(prefix="dure-")) / path.name
+    )
+    say(f"{Path.cwd()} cannot be written to; the run's logs are in {elsewhere}")
+    return elsewhere
+
+
+def _can_make(path: Path) -> bool:
+    """Whether a folder can be made: by making it, as permissions do not tell all."""
+    made = [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        path.mkdir(parents=True)
+    except OSError:
+        return False
+    finally:
+        for place in made:
+            with contextlib.suppress(OSError):
+                place.rmdir()
+    return True

@@ -1,0 +1,248 @@
+"""The world's process group: joined with a deadline, failing in words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from dure.base.errors import PeerLost, UsageError
+from dure.comm.topology import World
+
+JOIN_SECONDS = 60.0
+"""How long a rank waits for the others to come."""
+_AGENTS = ("dure", "torchrun")
+"""Launchers whose agent holds the store in which ranks meet."""
+_LONGEST_TEXT = 1 << 28
+_teams = itertools.count(1)
+"""Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
+
+
+def join_world(world: World, deadline_seconds: float) -> Store | None:
+    """Make the default process group (or keep the one a script already made). Returns the store that the ranks met in;
+    None where they need none, or where the script made the group."""
+    if dist.is_initialized():
+        return None
+    timeout = timedelta(seconds=deadline_seconds)
+    if world.size == 1:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        return None
+    if _is_loopback(world.leader_host):
+        # A host name that resolves to nothing, or to another interface, must not matter on one machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = _store(world)
+    # Ranks leave their addresses in the store. A second team of the same ranks, under the same names, would find those
+    # of the first one, where nobody listens any more, and wait.
+    names = PrefixStore(f"team/{next(_teams)}", store)
+    if world.launcher in _AGENTS:
+        store.set_timeout(timeout)
+    else:
+        _wait_for_all(world, names)
+    dist.init_process_group("gloo", store=names, rank=world.rank, world_size=world.size, timeout=timeout)
+    return names
+
+
+@functools.cache
+def _store(world: World) -> Store:
+    """Where these ranks meet, for as long as the process lives: a team that comes later meets there too."""
+    deadline = timedelta(seconds=JOIN_SECONDS)
+    if world.launcher in _AGENTS:  # the agent holds the store
+        store: Store = next(rendezvous("env://", timeout=deadline))[0]
+        return store
+    try:
+        listener = _listener(world) if world.is_leader else None
+        return TCPStore(
+            world.leader_host,
+            world.leader_port,
+            world.size,
+            is_master=world.is_leader,
+            timeout=deadline,
+            wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
+    except (dist.DistNetworkError, OSError) as error:
+        raise _cannot_meet(world, error) from None
+
+
+def _listener(world: World) -> socket.socket | None:
+    """A port at the one address where the others look for rank 0: torch itself would listen at all of this host's.
+
+    None where this host knows itself by another address than the others do: a name that is 127.0.1.1 here, a forwarded
+    port. Then torch chooses.
+    """
+    family, *_, address = socket.getaddrinfo(world.leader_host, world.leader_port, type=socket.SOCK_STREAM)[0]
+    own = str(address[0])
+    if own.startswith("127.") and world.leader_host not in (own, "localhost"):
+        return None
+    try:
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+
+
+def _wait_for_all(world: World, store: Store) -> None:
+    """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
+    try:
+        store.set(f"here/{world.rank}", "1")
+        for rank in range(world.size):
+            store.wait([f"here/{rank}"], timedelta(seconds=JOIN_SECONDS))
+    except dist.DistNetworkError as error:
+        raise _cannot_meet(world, error) from None
+    except dist.DistStoreError:
+        missing = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
+        raise PeerLost(
+            f"rank {world.rank} waited {JOIN_SECONDS:.0f} s at {world.leader_host}:{world.leader_port} for rank(s) "
+            f"{', '.join(map(str, missing))}; start all {world.size} ranks with the same --world-size and --master"
+        ) from None
+
+
+def _cannot_meet(world: World, error: Exception) -> UsageError | PeerLost:
+    where = f"{world.leader_host}:{world.leader_port}"
+    if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
+        return UsageError(
+            f"port {world.leader_port} on {world.leader_host} is in use; choose another, for all ranks"
+        )
+    return PeerLost(
+        f"rank {world.rank} cannot reach rank 0 at {where} within {JOIN_SECONDS:.0f} s: {_first_line(error)}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return socket.gethostbyname(host).startswith("127.")
+    except OSError:
+        return False
+
+
+class Group:
+    """Ranks that exchange small things. One thread uses one group."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        rank: int,
+        size: int,
+        waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        """`waiting` is entered around every wait for the others."""
+        self.group = group
+        self.rank = rank
+        self.size = size
+        self._waiting = waiting
+
+    def sum(self, tensor: torch.Tensor, what: str) -> None:
+        """Add over all ranks, in place. Exact only where ranks fill different places."""
+        if self.size > 1:
+            with self._waiting(), naming_the_wait(self.rank, what):
+                dist.all_reduce(tensor, group=self.group)
+
+    def extreme(self, tensor: torch.Tensor, what: str, *, largest: bool) -> None:
+        """The largest (or smallest) over all ranks, in place."""
+        if self.size > 1:
+            with self._waiting(), naming_the_wait(self.rank, what):
+                dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.MIN, group=self.group)
+
+    def from_leader(self, tensor: torch.Tensor, what: str) -> None:
+        """Rank 0's tensor, on all ranks, in place."""
+        self.from_rank(0, tensor, what)
+
+    def from_rank(self, rank: int, tensor: torch.Tensor, what: str) -> None:
+        """One rank's tensor, on all ranks, in place."""
+        if self.size > 1:
+            with self._waiting(), naming_the_wait(self.rank, what):
+                dist.broadcast(tensor, group=self.group, group_src=rank)
+
+    def gather(self, value: str, what: str) -> list[str]:
+        """Everyone's text, in rank order.
+
+        As bytes, and not by torch's `all_gather_object`: that unpickles what comes, and with it would run whatever a
+        process that made itself a peer has sent.
+        """
+        if self.size == 1:
+            return [value]
+        own = value.encode(errors="surrogatepass")
+        on = _device_of(self.group)
+        with self._waiting(), naming_the_wait(self.rank, what):
+            sizes = torch.zeros(self.size, 1, dtype=torch.int64, device=on)
+            size = torch.tensor([len(own)], dtype=torch.int64, device=on)
+            dist.all_gather(list(sizes.unbind()), size, group=self.group)
+            lengths = sizes.flatten().tolist()
+            self._refuse_impossible(lengths, what)
+            longest = max(*lengths, 1)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else 0
+            everyones = torch.empty(self.size, longest, dtype=torch.uint8, device=on)
+            dist.all_gather(list(everyones.unbind()), padded.to(on), group=self.group)
+        texts = zip(everyones.cpu().numpy(), lengths, strict=True)
+        try:
+            return [text[:length].tobytes().decode(errors="surrogatepass") for text, length in texts]
+        except UnicodeDecodeError as error:
+            raise PeerLost(f"rank {self.rank} got what is no text in {what}: {error}") from None
+
+    def _refuse_impossible(self, lengths: list[int], what: str) -> None:
+        """Before memory is made for it."""
+        if min(lengths) < 0 or max(lengths) > _LONGEST_TEXT:
+            raise PeerLost(
+                f"rank {self.rank} was told of texts of {min(lengths)} to {max(lengths)} bytes in {what}, and at most "
+                f"{_LONGEST_TEXT} can be"
+            )
+
+    def twin(self, deadline_seconds: float) -> Group:
+        """The whole world again, for another thread; a collective call of all its ranks."""
+        if self.size == 1:
+            return Group(None, 0, 1)
+        timeout = timedelta(seconds=deadline_seconds)
+        return Group(dist.new_group(backend="gloo", timeout=timeout), self.rank, self.size)
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a group's backend wants its tensors."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def node_group(everyone: Group, node: int, local_rank: int, device: torch.device) -> Group:
+    """The ranks of this node; every rank of the team must call it."""
+    told = [json.loads(text) for text in everyone.gather(json.dumps([node, local_rank]), "finding nodes")]
+    nodes: dict[int, list[int]] = {}
+    for rank in sorted(range(everyone.size), key=lambda rank: told[rank]):
+        nodes.setdefault(told[rank][0], []).append(rank)
+    if len(nodes) == 1 and nodes[node] == list(range(everyone.size)):
+        return everyone
+    return part_of(everyone, nodes.values(), device)
+
+
+def part_of(everyone: Group, parts: Iterable[Sequence[int]], device: torch.device) -> Group:
+    """This rank's of the parts that all ranks fall into; all ranks make all parts, in the same order."""
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    made = [(ranks, dist.new_group(list(ranks), backend=backend)) for ranks in parts]
+    ranks, group = next((ranks, group) for ranks, group in made if everyone.rank in ranks)
+    return Group(group, list(ranks).index(everyone.rank), len(ranks))
+
+
+@contextlib.contextmanager
+def naming_the_wait(rank: int, what: str) -> Iterator[None]:
+    """Turn a backend's failure into words; the launcher knows, and adds, who was missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"rank {rank} lost its peers in {what}: {_first_line(error)}") from error

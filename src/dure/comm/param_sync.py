@@ -1,0 +1,225 @@
+"""How the parts of the weights that each rank updated become everyone's: copied over, or one memory for all."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from dure.base.errors import ModelRefused
+from dure.comm.group import Group
+from dure.comm.param_boxes import Outboxes
+from dure.comm.shm_barrier import Meeting
+from dure.comm.shm_segment import Offer, Segment, map_offer
+
+LINE_BYTES = 512
+"""Parts start at multiples of this: four times what a kernel takes at once with the widest instructions."""
+WHAT = "the exchange of updated parameters"
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A run of one parameter's elements, in the order of its memory, that one rank updates."""
+
+    parameter: int
+    """Its position among the parameters that were cut."""
+    start: int
+    stop: int
+
+
+class Handover(Protocol):
+    """What happens before and after each rank updates its part. Used by one thread."""
+
+    def begin(self) -> None:
+        """Return when this rank may write to its part."""
+        ...
+
+    def end(self) -> None:
+        """Return when this rank has everyone's parts."""
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever is shared."""
+        ...
+
+
+class Copied:
+    """Every rank has weights of its own; parts go through boxes that all ranks read."""
+
+    def __init__(
+        self,
+        rank: int,
+        parameters: Sequence[torch.Tensor],
+        owned: Sequence[Sequence[Fragment]],
+        boxes: Outboxes,
+    ) -> None:
+        self._rank = rank
+        self._parameters = parameters
+        self._owned = owned
+        self._boxes = boxes
+        self._copies = [self._plan(turn) for turn in range(boxes.turns)]
+        self._turn = 0
+
+    def begin(self) -> None:
+        """See `Handover`. Nobody else reads these weights."""
+
+    def end(self) -> None:
+        """See `Handover`."""
+        send, receive = self._copies[self._turn]
+        send.run()
+        self._boxes.deliver(self._turn, WHAT)
+        receive.run()
+        self._turn = (self._turn + 1) % self._boxes.turns
+
+    def close(self) -> None:
+        """See `Handover`."""
+        self._copies.clear()
+        self._boxes.close()
+
+    def _plan(self, turn: int) -> tuple[_Copies, _Copies]:
+        """What goes into this rank's box, and what comes out of the others'; views are made once."""
+        boxes = self._boxes.boxes(turn)
+        send, receive = _Copies([], []), _Copies([], [])
+        for rank, owned in enumerate(self._owned):
+            for (start, nbytes), fragment in zip(_in_box(self._parameters, owned), owned, strict=True):
+                parameter = self._parameters[fragment.parameter]
+                in_box = boxes[rank][start : start + nbytes].view(parameter.dtype)
+                here = flat(parameter)[fragment.start : fragment.stop]
+                if rank == self._rank:
+                    send.add(in_box, here)
+                else:
+                    receive.add(here, in_box)
+        return send, receive
+
+
+class NodeMemory:
+    """A piece of memory that all ranks of a group write to and read, and where they meet."""
+
+    def __init__(self, group: Group, nbytes: int, deadline_seconds: float) -> None:
+        """Raises OSError where memory cannot be shared."""
+        self._segment = Segment(max(nbytes, 1)) if group.rank == 0 else None
+        offer = self._segment.offer().as_list() if self._segment is not None else []
+        told = group.gather(json.dumps(offer), "sharing weights")
+        self.meeting = Meeting(group, 0, deadline_seconds)
+        mapped = self._segment.bytes if self._segment is not None else map_offer(Offer(*json.loads(told[0])))
+        self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Let go of the descriptors; the memory lives as long as tensors look at it."""
+        if self._segment is not None:
+            self._segment.close()
+        self.meeting.close()
+
+
+class OneMemory:
+    """All ranks of the node have one memory for the weights: what one writes is everyone's, and nothing is copied.
+
+    Two meetings an update: nobody computes with the weights any more; all parts are written. A write to the
+    weights outside of the update would be a write to everyone's, in the middle of their work; so it is refused
+    where torch counts it (writes through `.data` are not counted).
+    """
+
+    def __init__(
+        self,
+        memory: NodeMemory,
+        named: Mapping[str, torch.nn.Parameter],
+        others: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Move the weights, in place. `others` are tensors of the model that stay where they are."""
+        _refuse_overlaps({**others, **named})
+        self._memory = memory
+        self._named = dict(named)
+        start = 0
+        for parameter in named.values():
+            nbytes = parameter.numel() * parameter.element_size()
+            there = memory.bytes[start : start + nbytes].view(parameter.dtype)
+            there = there.as_strided(parameter.size(), parameter.stride())
+            there.copy_(parameter.detach())  # the same bits from every rank
+            parameter.data = there
+            start += _lines(nbytes)
+        self._versions = [parameter._version for parameter in named.values()]
+        memory.meeting.meet("sharing weights")
+
+    def begin(self) -> None:
+        """See `Handover`."""
+        for version, (name, parameter) in zip(self._versions, self._named.items(), strict=True):
+            if parameter._version != version:
+                raise ModelRefused(
+                    f"something wrote to {name} outside of the update, but all ranks of the node share its memory; "
+                    "let every rank have weights of its own: train.shard_optimizer = false, or in a script "
+                    "share_weights=False"
+                )
+        self._memory.meeting.meet(WHAT)
+
+    def end(self) -> None:
+        """See `Handover`."""
+        self._versions = [parameter._version for parameter in self._named.values()]
+        self._memory.meeting.meet(WHAT)
+
+    def close(self) -> None:
+        """See `Handover`. The weights stay where they are, for as long as somebody looks at them."""
+        self._memory.close()
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements in the order of memory, whatever the strides; the tensor is dense."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def whole_bytes(parameters: Iterable[torch.Tensor]) -> int:
+    """The room that all parameters need together."""
+    return sum(_lines(parameter.numel() * parameter.element_size()) for parameter in parameters)
+
+
+def box_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]) -> int:
+    """The room that the largest of all ranks' parts needs."""
+    ends = (start + nbytes for fragments in owned for start, nbytes in _in_box(parameters, fragments))
+    return max(ends, default=0)
+
+
+@dataclass(frozen=True)
+class _Copies:
+    """Copies that are made at every update."""
+
+    into: list[torch.Tensor]
+    out_of: list[torch.Tensor]
+
+    def add(self, into: torch.Tensor, out_of: torch.Tensor) -> None:
+        self.into.append(into)
+        self.out_of.append(out_of)
+
+    def run(self) -> None:
+        if self.into:
+            torch._foreach_copy_(self.into, self.out_of)
+
+
+def _in_box(parameters: Sequence[torch.Tensor], owned: Sequence[Fragment]) -> Iterator[tuple[int, int]]:
+    """Where each fragment lies in its owner's box: first byte and length; every one starts on a line."""
+    start = 0
+    for fragment in owned:
+        nbytes = (fragment.stop - fragment.start) * parameters[fragment.parameter].element_size()
+        yield start, nbytes
+        start += _lines(nbytes)
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // LINE_BYTES) * LINE_BYTES
+
+
+def _refuse_overlaps(named: Mapping[str, torch.Tensor]) -> None:
+    """Tensors that lie in each other would be torn apart by a move."""
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(), name)
+        for name, tensor in named.items()
+        if tensor.numel()
+    )
+    for (_, end, name), (start, _, other) in itertools.pairwise(spans):
+        if start < end:
+            raise ModelRefused(
+                f"{name} and {other} share memory without being one parameter, so the weights cannot be moved into "
+                "shared memory; tie whole parameters, or do not shard the optimizer"
+            )

@@ -1,0 +1,277 @@
+"""The exchange within a node: everyone's bucket is in shared memory, and each rank adds its own slice.
+
+DDP's buckets are moved into shared memory in place, so that nothing is copied in. Each rank walks over its
+slice in one pass: it adds everyone's pieces in tree order and writes the scaled sum back into everyone's
+bucket, over the bytes it has just read. Memory is read once and written once, which is what one plain copy
+costs. One meeting per bucket: all pieces are there. One more at the end of the step: all slices are done.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dure.base.say import say
+from dure.comm.group import Group
+from dure.comm.reduce.exchanger import (
+    NOT_FINITE,
+    Pieces,
+    Room,
+    Wire,
+    adding_dtype,
+    joined,
+    largest,
+    leading_to,
+)
+from dure.comm.reduce.treesum import TreeSum, tree_sum
+from dure.comm.shm_barrier import Meeting
+from dure.comm.shm_segment import Offer, Segment, map_offer, offer_tensor
+
+ALIGNED = 16
+"""Slices start at multiples of this many elements, a cache line: no two ranks write to one line."""
+SHM = "/dev/shm"
+_WHAT = "the exchange of gradients"
+
+
+@dataclass
+class _SharedRoom(Room):
+    """A room that all ranks of the node can see."""
+
+    everyones: list[list[torch.Tensor]] = field(default_factory=list)
+    """Each rank's extras and `out`, mapped into this process."""
+    in_place: bool = True
+    """`out` is DDP's own buffer."""
+    segments: list[Segment] = field(default_factory=list)
+    walks: dict[tuple[int, tuple[range, ...] | None], TreeSum] = field(default_factory=dict)
+    """By number of active shards and places that this rank alone needs (None: this rank's slice)."""
+
+
+class ThroughSharedMemory:
+    """The exchanger of ranks on one node."""
+
+    def __init__(
+        self, group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+    ) -> None:
+        """`extras` are the pieces that each rank may hold beside its bucket, `totals` the numbers of `total`.
+
+        Raises OSError where memory cannot be shared; on all ranks or on none.
+        """
+        self._group = group
+        self._rank = group.rank
+        self._ranks = group.size
+        self._extras = extras
+        self._wire = wire
+        self._meeting = Meeting(group, 2 * totals, deadline_seconds)
+        self._half = 0
+        self._rooms: dict[int, _SharedRoom] = {}
+        self._told = False
+        self._flags = 0
+
+    def room(self, index: int, buffer: torch.Tensor) -> Room:
+        """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
+        if not buffer.numel():
+            return Room(index, buffer, largest(buffer.dtype))
+        known = self._rooms.get(index)
+        if known is not None and known.serves(buffer):
+            if not known.in_place:
+                known.out.copy_(buffer)
+                return known
+            if known.out.data_ptr() == buffer.data_ptr():
+                return known
+        if known is not None:
+            self._drop(known)
+        room = self._new_room(index, buffer)
+        self._rooms[index] = room
+        return room
+
+    def exchange(
+        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+    ) -> None:
+        """See `Exchanger`."""
+        self._flags |= flags
+        if not room.out.numel():
+            return
+        assert isinstance(room, _SharedRoom)
+        # The places are part of the key: when DDP rebuilds its buckets, one as long as before holds other parameters.
+        key = (shape.leaves, None if own is None else tuple(own))
+        walk = room.walks.get(key)
+        if walk is None:
+            walk = room.walks[key] = self._walk(room, shape, own)
+        self.meet()
+        if not walk(scale):
+            self._flags |= NOT_FINITE
+
+    def conclude(self) -> int:
+        """See `Exchanger`."""
+        flags, self._flags = self._flags, 0
+        return self.agree(flags)
+
+    def meet(self) -> None:
+        """Wait for all ranks of the node."""
+        self._meeting.meet(_WHAT)
+
+    def agree(self, flags: int) -> int:
+        """Wait for all ranks of the node; their flags, OR-ed."""
+        return self._meeting.agree(flags, _WHAT)
+
+    def slice_of(self, room: Room) -> slice:
+        """The elements of a bucket that this rank adds."""
+        return slice(*_slice(self._rank, self._ranks, room.out.numel()))
+
+    def sums(
+        self,
+        room: Room,
+        part: slice,
+        by_rank: Sequence[Sequence[range]],
+        leaves: int,
+        into: Sequence[torch.Tensor],
+    ) -> list[TreeSum]:
+        """How this node's subtree sums of a part of this rank's slice are put `into` memory of its own."""
+        assert isinstance(room, _SharedRoom)
+        pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
+        additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
+        return [
+            tree_sum(pieces, leading_to(at, additions), at, [out], self._wire, room.limit)
+            for at, out in zip(positions, into, strict=True)
+        ]
+
+    def outs(self, room: Room, part: slice) -> list[torch.Tensor]:
+        """A part of this rank's slice in the bucket of everyone on the node."""
+        assert isinstance(room, _SharedRoom)
+        return [tensors[-1][part] for tensors in room.everyones]
+
+    def total(self, vector: torch.Tensor) -> None:
+        """See `Exchanger`. Two halves of the board in turn: nobody writes what another may still read."""
+        flat = vector.view(-1)
+        self._half ^= 1
+        start = self._half * flat.numel()
+        board = self._meeting.board[:, start : start + flat.numel()]
+        board[self._rank] = flat.numpy()
+        self._meeting.meet("the exchange of losses")
+        flat.copy_(torch.from_numpy(board.sum(axis=0)))
+
+    def close(self) -> None:
+        """See `Exchanger`."""
+        for room in self._rooms.values():
+            self._drop(room)
+        self._rooms.clear()
+        self._meeting.close()
+
+    def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedRoom:
+        dtype = adding_dtype(buffer.dtype)
+        nbytes = buffer.numel() * dtype.itemsize
+        in_place = dtype == buffer.dtype and self._shm_has_room(nbytes) and self._move_bucket(buffer)
+        segments = [Segment(nbytes) for _ in range(self._extras[self._rank] + (not in_place))]
+        offers = [segment.offer() for segment in segments]
+        if in_place:
+            out = buffer
+            offers.append(offer_tensor(buffer))
+        else:
+            out = segments[-1].tensor(dtype, buffer.numel())
+            out.copy_(buffer)
+        extras = [segment.tensor(dtype, out.numel()) for segment in segments[: self._extras[self._rank]]]
+        told = self._group.gather(json.dumps([offer.as_list() for offer in offers]), "sharing buckets")
+        everyones = [
+            [*extras, out]
+            if rank == self._rank
+            else [_mapped(Offer(*offer), dtype, out.numel()) for offer in json.loads(text)]
+            for rank, text in enumerate(told)
+        ]
+        return _SharedRoom(index, out, largest(buffer.dtype), extras, everyones, in_place, segments)
+
+    def _move_bucket(self, buffer: torch.Tensor) -> bool:
+        """Move DDP's bucket into shared memory; whether every rank could. Other programs fill /dev/shm too."""
+        trouble = ""
+        try:
+            buffer.share_memory_()
+        except RuntimeError as error:
+            trouble = str(error)
+        everyones = self._group.gather(trouble, "moving buckets into shared memory")
+        rank = next((rank for rank, words in enumerate(everyones) if words), None)
+        if rank is not None:
+            self._say_once(f"rank {rank} cannot move a bucket into {SHM} ({everyones[rank]})")
+        return rank is None
+
+    def _say_once(self, why: str) -> None:
+        if self._rank == 0 and not self._told:
+            self._told = True
+            say(f"{why}; buckets are copied instead (same bits, a little slower)")
+
+    def _shm_has_room(self, nbytes: int) -> bool:
+        """Whether /dev/shm takes this bucket of every rank; a bucket that did not fit would be a SIGBUS."""
+        try:
+            disk = os.statvfs(SHM)
+            free = 0 if disk.f_flag & os.ST_RDONLY else disk.f_bavail * disk.f_frsize
+        except OSError:
+            free = 0
+        least = min(int(text) for text in self._group.gather(str(free), "looking for shared memory"))
+        pages = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # a file takes whole pages
+        enough = least > pages * (self._ranks + 1)
+        if not enough:
+            self._say_once(
+                f"{SHM} has {least >> 10} KiB left, too little for {self._ranks} buckets of {pages >> 10} KiB"
+            )
+        return enough
+
+    def _walk(self, room: _SharedRoom, shape: Pieces, own: Sequence[range] | None) -> TreeSum:
+        """What this rank does at every step: with its slice of everyone's bucket, or with its own places in its
+        own bucket."""
+        pieces = _held(shape.by_rank, room.everyones)
+        additions, _, (root,) = joined(shape.in_order, shape.leaves)
+        everywhere = slice(0, room.out.numel())
+        outs = self.outs(room, everywhere) if own is None else [room.out]
+        mine = self.slice_of(room)
+        places = [range(mine.start, mine.stop)] if own is None else own
+        return tree_sum(pieces, additions, root, outs, self._wire, room.limit, places=places)
+
+    def _drop(self, room: _SharedRoom) -> None:
+        for segment in room.segments:
+            segment.close()
+
+
+def _held(by_rank: Sequence[Sequence[range]], everyones: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
+    """The tensors of all pieces, from left to right."""
+    held = zip(by_rank, everyones, strict=True)
+    return [tensor for pieces, tensors in held for tensor in _last(tensors, len(pieces))]
+
+
+def _last(tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """A rank's `count` pieces: its first extras and its `out`."""
+    return [*tensors[: count - 1], tensors[-1]] if count else []
+
+
+def _slice(rank: int, ranks: int, numel: int) -> tuple[int, int]:
+    """The elements that a rank adds, on whole cache lines."""
+    width = -(-numel // ranks)
+    width = -(-width // ALIGNED) * ALIGNED
+    return min(rank * width, numel), min((rank + 1) * width, numel)
+
+
+def _mapped(offer: Offer, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    return torch.frombuffer(map_offer(offer), dtype=dtype, count=numel)
+
+
+def share_or_none(
+    group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+) -> ThroughSharedMemory | None:
+    """The exchanger, where these ranks can share memory; None, on all ranks, where one of them cannot."""
+    made: ThroughSharedMemory | None = None
+    trouble = ""
+    try:
+        made = ThroughSharedMemory(group, extras, totals, deadline_seconds, wire)
+    except (OSError, AttributeError) as error:  # no /proc, no memfd, no futex, another pid namespace
+        trouble = str(error) or type(error).__name__
+    everyones = group.gather(trouble, "sharing memory")
+    if any(everyones):
+        if group.rank == 0:
+            rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
+            say(f"rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits")
+        if made is not None:
+            made.close()
+        return None
+    return made

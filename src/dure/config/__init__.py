@@ -1,0 +1,23 @@
+"""The job file: what to train, and where. `load_job` reads one."""
+
+from __future__ import annotations
+
+from dure.config.cluster import Cluster, Mount, Slurm
+from dure.config.read import LONGEST_JOB, LoadedJob, all_values, load_job, parse_settings
+from dure.config.sections import Checkpoint, Group, Job, TeamSection, Train
+
+__all__ = [
+    "LONGEST_JOB",
+    "Checkpoint",
+    "Cluster",
+    "Group",
+    "Job",
+    "LoadedJob",
+    "Mount",
+    "Slurm",
+    "TeamSection",
+    "Train",
+    "all_values",
+    "load_job",
+    "parse_settings",
+]

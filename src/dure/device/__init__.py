@@ -1,0 +1,1 @@
+"""What differs between CPUs and accelerators: copies and hashes of raw memory."""

@@ -1,0 +1,1 @@
+"""Whose machines a run uses: this one, hosts over ssh, Slurm's nodes."""

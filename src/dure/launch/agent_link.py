@@ -1,0 +1,206 @@
+"""Who decides about a team: this node alone, or the leader of several."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from dure.base.errors import RankFailed
+from dure.launch.failure import unsaved
+from dure.launch.nodes.member import Member
+from dure.launch.nodes.messages import Again, Done, End, Fault, Team
+from dure.launch.restart_policy import Patience, Restart
+
+_STORE_SECONDS = 30.0
+
+
+class Oversight(Protocol):
+    """What the agent asks of whoever decides."""
+
+    def form(self) -> Team:
+        """Wait for the next team, and open its store where that is this node's part."""
+
+    def look(self, step: int) -> Again | End | None:
+        """What is wanted of the ranks now; nothing, mostly."""
+
+    def failed(self, failed: RankFailed, step: int) -> None:
+        """A rank of this node has failed: `look` gives the answer."""
+
+    def done(self, values: Sequence[object]) -> None:
+        """All ranks of this node have ended well: `look` gives the answer."""
+
+
+class Alone:
+    """One node: nobody to ask."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        patience: Patience,
+        on_restart: Callable[[Restart], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        """`stopping`: whether the ranks have been asked to stop; then they are not started again."""
+        self._address, self._port = listener.getsockname()[:2]
+        self._listener: socket.socket | None = listener
+        self._patience = patience
+        self._on_restart = on_restart
+        self._stopping = stopping
+        self._store: TCPStore | None = None
+        self._answer: Again | End | None = None
+
+    def form(self) -> Team:
+        """A team of this node."""
+        self._answer = None
+        self._store, port = open_store(self._address, self._listener)
+        self._listener = None
+        ranks = self._patience.ranks
+        return Team(
+            number=0,
+            node=0,
+            nodes=1,
+            first_rank=0,
+            local_ranks=ranks,
+            ranks=ranks,
+            leader=self._address,
+            store_port=port,
+            restarts=self._patience.restarts,
+        )
+
+    def look(self, step: int) -> Again | End | None:
+        """What came of the last failure, or of the end."""
+        return self._answer
+
+    def failed(self, failed: RankFailed, step: int) -> None:
+        """Start again, or raise what the run ends with."""
+        if self._stopping():
+            raise unsaved(failed)
+        self._on_restart(self._patience.after(failed, step))
+        self._answer = Again(0, str(failed))
+
+    def done(self, values: Sequence[object]) -> None:
+        """Nobody else has to be."""
+        self._answer = End()
+
+
+class UnderLeader:
+    """One of several nodes: what happens is told to the leader, who decides."""
+
+    def __init__(
+        self,
+        member: Member,
+        check: Callable[[], None],
+        on_team: Callable[[Team], None],
+        to_json: Callable[[object], Any],
+    ) -> None:
+        """`check` is called in waits; `to_json` makes what a rank returned fit for the way to the leader."""
+        self._member = member
+        self._check = check
+        self._on_team = on_team
+        self._to_json = to_json
+        self._team = 0
+        self._store: TCPStore | None = None
+
+    def form(self) -> Team:
+        """Wait for the leader's word."""
+        team = self._member.next_team(self._check)
+        if team.store_port == 0:
+            self._store, port = open_store(team.leader, None)
+            self._member.store_is_up(team.number, port)
+            team = replace(team, store_port=port)
+        self._team = team.number
+        self._on_team(team)
+        return team
+
+    def look(self, step: int) -> Again | End | None:
+        """The leader's word, if there is one."""
+        self._member.has_got_to(step)
+        return self._member.order(self._team)
+
+    def failed(self, failed: RankFailed, step: int) -> None:
+        """Tell the leader."""
+        self._member.has_got_to(step)
+        self._member.tell(
+            Fault(
+                self._team,
+                str(failed),
+                failed.rank,
+                failed.host,
+                failed.details,
+                failed.exit_code,
+                failed.may_pass,
+                failed.aftermath,
+            )
+        )
+
+    def done(self, values: Sequence[object]) -> None:
+        """Tell the leader."""
+        self._member.tell(Done(self._team, [self._to_json(value) for value in values]))
+
+
+def open_store(address: str, listener: socket.socket | None) -> tuple[TCPStore, int]:
+    """The store in which ranks meet. Each team gets one of its own, and meets nothing that a dead one left."""
+    if listener is None:
+        listener = socket.create_server((address, 0), backlog=2048)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        address,
+        port,
+        world_size=1,
+        is_master=True,
+        timeout=datetime.timedelta(seconds=_STORE_SECONDS),
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+class Rendezvous(RendezvousHandler):
+    """Torch's agent meets through this; what it asks for is decided by an `Oversight`."""
+
+    def __init__(self, oversight: Oversight, run_id: str) -> None:
+        self._oversight = oversight
+        self._run_id = run_id
+        self.team: Team | None = None
+        """The one that was formed last."""
+
+    def get_backend(self) -> str:
+        """Name this rendezvous."""
+        return "static"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Let the ranks meet in the agent's store, so that they need no port of their own."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The next team."""
+        self.team = team = self._oversight.form()
+        meeting = RendezvousStoreInfo(team.leader, team.store_port)
+        # The agents have no use for the store: all that they must know of each other is in the team.
+        return RendezvousInfo(HashStore(), team.node, team.nodes, meeting)
+
+    def is_closed(self) -> bool:
+        """Nobody can close it."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody can close it."""
+
+    def num_nodes_waiting(self) -> int:
+        """Whoever waits has told the leader, who orders a new team."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """Name the run."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Nothing is left to stop."""
+        return True

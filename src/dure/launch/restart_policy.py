@@ -1,0 +1,83 @@
+"""Whether a team that failed is started again. Pure: no processes, no torch."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from dure.base.errors import RankFailed
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One new start of a team, and why."""
+
+    number: int
+    """Of all restarts of the run, from 1."""
+    without_progress: int
+    """How many there have been since the run last got to a further step, this one included."""
+    max_restarts: int
+    cause: str
+    rank: int
+    step: int
+    """The furthest step that the run has been in."""
+    at_ns: int
+    """When the failure was noticed: CLOCK_MONOTONIC of this host."""
+    ranks: int
+    """Of the new team on this node."""
+
+
+class Patience:
+    """Counts restarts *without progress*: a run of weeks may lose a rank every day, a broken one must end.
+
+    A team that may have fewer ranks goes on with one less before it is given up, and with one less again, until it
+    gets further.
+    """
+
+    def __init__(self, max_restarts: int, ranks: int, min_ranks: int | None = None) -> None:
+        self.restarts = 0
+        self.ranks = ranks
+        """Of the next team on this node."""
+        self._min_ranks = ranks if min_ranks is None else min_ranks
+        self._max_restarts = max_restarts
+        self._without_progress = 0
+        self._furthest = -1
+        self._first: RankFailed | None = None
+
+    def after(self, failed: RankFailed, step: int) -> Restart:
+        """The restart that `failed`, in a run that has come as far as `step`, is answered with.
+
+        Raises what the run ends with instead: `failed` itself if trying again cannot help, or the first of
+        those failures that came one after the other without progress.
+        """
+        if not failed.may_pass or self._max_restarts == 0:
+            raise failed
+        if self._first is None or step > self._furthest:
+            self._first, self._furthest, self._without_progress = failed, step, 0
+        if self._without_progress < self._max_restarts:
+            self._without_progress += 1
+        elif self.ranks > self._min_ranks:
+            self.ranks -= 1
+        else:
+            raise self._given_up(self._first)
+        self.restarts += 1
+        return Restart(
+            number=self.restarts,
+            without_progress=self._without_progress,
+            max_restarts=self._max_restarts,
+            cause=str(failed),
+            rank=failed.rank,
+            step=step,
+            at_ns=time.monotonic_ns(),
+            ranks=self.ranks,
+        )
+
+    def _given_up(self, first: RankFailed) -> RankFailed:
+        tried = "once" if self._max_restarts == 1 else f"{self._max_restarts} times"
+        return RankFailed(
+            f"{first} The team was started again {tried} and came no further than step {max(self._furthest, 0)}.",
+            rank=first.rank,
+            host=first.host,
+            details=first.details,
+            exit_code=first.exit_code,
+        )

@@ -1,0 +1,61 @@
+"""What a rank records: typed events, in JSON lines. Everything people see derives from them.
+
+kinds.py     the events
+lines.py     events as lines and back; many steps share a line
+parts.py     a rank's event files: the one that is written, and the compacted ones before it
+recorder.py  writes one rank's events off the training thread
+"""
+
+from dure.observe.events.kinds import (
+    CheckpointSaved,
+    Ended,
+    Evaluated,
+    Event,
+    Loading,
+    Noted,
+    PartBegun,
+    Proved,
+    Stepped,
+    StorageUsed,
+    TeamFormed,
+    WeightsLoaded,
+)
+from dure.observe.events.lines import VERSION, Recorded, decode, encode, encode_all
+from dure.observe.events.parts import (
+    Follower,
+    Reading,
+    compacted_parts,
+    read_events,
+    recent_events,
+    sessions_in,
+    totals_in,
+)
+from dure.observe.events.recorder import Recorder
+
+__all__ = [
+    "VERSION",
+    "CheckpointSaved",
+    "Ended",
+    "Evaluated",
+    "Event",
+    "Follower",
+    "Loading",
+    "Noted",
+    "PartBegun",
+    "Proved",
+    "Reading",
+    "Recorded",
+    "Recorder",
+    "Stepped",
+    "StorageUsed",
+    "TeamFormed",
+    "WeightsLoaded",
+    "compacted_parts",
+    "decode",
+    "encode",
+    "encode_all",
+    "read_events",
+    "recent_events",
+    "sessions_in",
+    "totals_in",
+]

@@ -1,0 +1,1 @@
+"""Whether replicas are the same bits, and what those bits depend on."""

@@ -1,0 +1,450 @@
+"""One replica's step: its shards computed one by one, gradients met in the tree, one update.
+
+Nothing here depends on how many ranks there are but which shards come along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dure.base.errors import DureError, JobError, ModelRefused, NotFinite, UsageError
+from dure.comm import tree
+from dure.comm.group import Group
+from dure.comm.reduce.exchanger import ALL_USED, NOT_FINITE, Exchanger, Pieces, Wire
+from dure.comm.reduce.hook import GradientExchange, OwnPlaces, StepExchange
+from dure.comm.reduce.step_totals import StepTotals
+from dure.comm.reduce.subtree_stack import SubtreeStack
+from dure.data.batches import Batch
+from dure.data.seeds import plant, seed_of
+from dure.data.shards import rank_of_shard
+from dure.device.fingerprint import fingerprint
+from dure.observe.heartbeat import Phase, Pulse
+from dure.step.dataset_check import sample_bits
+from dure.step.loss import LossSum, SumAndCount
+from dure.step.replica import Buffers, ProbeResult, probe
+from dure.step.unused import complete, not_reached
+from dure.step.update import clip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a step depends on besides the model and the data."""
+
+    rank: int
+    ranks: int
+    shards: int
+    seed: int
+    sync: bool
+    device: torch.device
+    precision: str = "fp32"
+    deadline_seconds: float = 150.0
+    """How long a rank waits for another."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a forward and backward pass."""
+
+    loss: float
+    """Mean over the global batch, folded in tree order."""
+    compute_seconds: float
+    exchange_seconds: float
+    """Time this rank only waited for the exchange to end."""
+    flags: int
+    """What any rank asked for in this step (bits): the same on all ranks."""
+    samples: int
+    """Of all ranks; of this one when sync is off."""
+    mark: int
+    """Hash of those samples (see `ledger`)."""
+
+
+class Lockstep:
+    """Steps one replica in step with the others."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        setting: Setting,
+        exchanger: Exchanger,
+        wire: Wire,
+        group: Group,
+        pulse: Pulse,
+        *,
+        find_unused: bool,
+        known: ProbeResult | None = None,
+    ) -> None:
+        self.model = model
+        self._setting = setting
+        self._group = group
+        self._pulse = pulse
+        self._find_unused = find_unused
+        self._names = [name for name, p in model.module.named_parameters() if p.requires_grad]
+        self._parameters = [p for p in model.module.parameters() if p.requires_grad]
+        self._frozen = [(name, p) for name, p in model.module.named_parameters() if not p.requires_grad]
+        self._known = known
+        self._buffers: Buffers | None = None
+        self._stack = SubtreeStack(self._parameters)
+        self._step = 0
+        self._steps_begun = 0
+        self._awaits_update = False
+        self._own_only = False
+        self._exchange = GradientExchange(
+            exchanger, self._stack, wire, lambda: pulse.beat(self._step, Phase.EXCHANGE)
+        )
+        model.register_comm_hook(None, self._exchange.hook)
+
+    def prepare(self, batch: Batch, loss: LossSum) -> None:
+        """Before the first step: probe the model on this rank's first shard, unless that was done."""
+        if not isinstance(batch, Batch):
+            raise UsageError(
+                f"a step takes a batch of team.batches, not a {type(batch).__name__}; give the dataset (not a "
+                "DataLoader) to team.batches(dataset, global_batch=..., epochs=...)"
+            )
+        if self._buffers is not None:
+            return
+        known = self._known
+        if known is None:
+            known = probe_on(self.model.module, batch, loss, self._setting, self._group)
+        if known.unused and not self._find_unused:
+            raise ModelRefused(
+                f"the parameter {known.unused[0]} takes no part in the loss ({len(known.unused)} in all); freeze it "
+                "(requires_grad=False), or say that parameters may be unused: find_unused=True"
+            )
+        self._buffers = Buffers(self.model.module, known.written)
+
+    def forward_backward(self, batch: Batch, loss: LossSum, flags: int = 0) -> Outcome:
+        """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient, or None
+        where no shard of any rank used the parameter.
+
+        `flags` are OR-ed over ranks in the loss reduction.
+        """
+        buffers = self._buffers
+        assert buffers is not None, "prepare comes first"
+        began = time.perf_counter()
+        self._begin(batch)
+        buffers.begin()
+        versions = [parameter._version for parameter in self._parameters]
+        # Once after an update: what writes weights in the forward pass may have found nothing to do before.
+        bits = self._weights() if self._steps_begun == 2 else None
+        step = self._new_exchange(batch, flags)
+        unused = self._compute(batch, loss, step, buffers)
+        ended = time.perf_counter()
+        self._exchange.finish()
+        self._refuse_written_weights(versions, bits)
+        self._refuse_not_finite(batch, step.totals)
+        if step.flags & NOT_FINITE:
+            self._raise_not_finite(batch, loss, buffers)
+        buffers.settle(self._group if self._setting.sync else None)
+        if not step.flags & ALL_USED:
+            self._take_off_unused(unused)
+        self._awaits_update = True
+        mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
+        asked = reduce(or_, step.totals.flags)
+        return Outcome(
+            mean,
+            step.handed_over_at - began,
+            ended - step.handed_over_at,
+            asked,
+            step.totals.samples,
+            step.totals.mark,
+        )
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        clip_norm: float | None = None,
+    ) -> float | None:
+        """Apply the gradients; every rank does the same, with the same bits. Returns the norm, if clipped."""
+        self._pulse.beat(self._step, Phase.UPDATE)
+        self._awaits_update = False
+        if clip_norm is not None and self._own_only:
+            raise UsageError(
+                "clip_norm needs the norm of all gradients, but each rank has those of its part alone; shard the "
+                "optimizer with own_gradients=False"
+            )
+        norm = clip(self._parameters, clip_norm)
+        if norm is not None and not math.isfinite(norm):
+            raise NotFinite(
+                f"the gradients' norm is {norm} at step {self._step}, though the gradients are finite; the weights are "
+                "not updated. Look for an overflow in the model"
+            )
+        plant(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        return norm
+
+    def discard(self) -> None:
+        """Give up the gradients of the last `forward_backward`: no update follows."""
+        self._awaits_update = False
+
+    def keep_own(self, own_places: OwnPlaces) -> None:
+        """From now on, exchange only what this rank needs of the gradients for its part of the update."""
+        self._own_only = True
+        self._exchange.keep_own(own_places)
+
+    def say(self, phase: Phase) -> None:
+        """Tell whoever watches what this rank does now, in the current step."""
+        self._pulse.beat(self._step, phase)
+
+    def close(self) -> None:
+        """End the communication thread."""
+        self._exchange.close()
+
+    def _begin(self, batch: Batch) -> None:
+        """Forget all that stands in the gradients and in the stack: an earlier step that failed, another model's
+        loss, the user's own backward pass. It would be added once per rank."""
+        if self._awaits_update and batch.step != self._step:  # the same batch may be computed again
+            raise UsageError(
+                f"forward_backward of step {batch.step}, but the gradients of step {self._step} were not used yet and "
+                "would be lost; call team.update in between (or team.step for both), team.discard to give them up, or "
+                "ask for larger batches in parts: team.batches(..., accumulate=N)"
+            )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise UsageError(
+                    f"{name} was unfrozen after team.replicate, so its gradient would not be exchanged; unfreeze it "
+                    "before, or replicate the module again"
+                )
+        self._step = batch.step
+        self._steps_begun += 1
+        self._stack.clear()
+        # A gradient that is not there is taken over as it is computed, without a pass over memory.
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _compute(self, batch: Batch, loss: LossSum, step: StepExchange, buffers: Buffers) -> set[int]:
+        """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
+        setting, last = self._setting, batch.shards[-1]
+        unused: set[int] | None = None
+        for shard in batch.shards:
+            if shard is not batch.shards[0]:
+                buffers.restore()
+            for micro, part in enumerate(shard.parts):
+                meets = shard is last and micro == len(shard.parts) - 1
+                self._pulse.beat(batch.step, Phase.COMPUTE)
+                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                with contextlib.nullcontext() if meets else self.model.no_sync():
+                    total, count = compute_loss(self.model, part, loss, setting)
+                    if not batch.idle:
+                        step.totals.losses[shard.shard] += float(total.detach())
+                        step.totals.counts[shard.shard] += count
+                    if meets:
+                        unused = self._backward_and_meet(total, step, unused)
+                    elif total.requires_grad:
+                        total.backward()
+            if shard is batch.shards[0]:
+                buffers.keep()
+            if shard is not last:
+                without = self._stack.push(shard.shard, batch.active)
+                unused = without if unused is None else unused & without
+        return unused or set()
+
+    def _backward_and_meet(
+        self, total: torch.Tensor, step: StepExchange, unused: set[int] | None
+    ) -> set[int]:
+        """The backward pass whose buckets DDP hands over. `unused` are the positions that no shard before used."""
+        self._exchange.begin(step)
+        try:
+            if total.requires_grad:
+                total.backward()
+            if step.complete:
+                return set()
+            missing = not_reached(total, self._parameters)
+            without = {at for at in missing if self._parameters[at].grad is None}
+            unused = without if unused is None else unused & without
+            step.all_used = not unused
+            complete(self._parameters, missing)
+            return unused
+        except RuntimeError:
+            self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
+            raise
+
+    def _new_exchange(self, batch: Batch, flags: int) -> StepExchange:
+        setting = self._setting
+        shape = Pieces.of_step(setting.ranks, setting.shards, batch.active)
+        ranks, rank = (setting.ranks, setting.rank) if setting.sync else (1, 0)
+        totals = StepTotals.empty(setting.shards, ranks)
+        totals.flags[rank], totals.steps[rank] = flags, batch.step
+        totals.samples, totals.mark = len(batch.ids), batch.mark
+        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals)
+
+    def _take_off_unused(self, unused: set[int]) -> None:
+        """No rank's shards used every parameter: find those that none used, and take their zeros off, so that decay
+        and momentum leave them alone."""
+        used = torch.tensor([at not in unused for at in range(len(self._parameters))], dtype=torch.uint8)
+        if self._setting.sync:
+            self._group.extreme(used, "sharing which parameters were used", largest=True)
+        for parameter, was_used in zip(self._parameters, used.tolist(), strict=True):
+            if not was_used:
+                parameter.grad = None
+
+    def _weights(self) -> list[str]:
+        return [fingerprint([("", parameter)]) for parameter in self._parameters]
+
+    def _refuse_written_weights(self, versions: list[int], bits: list[str] | None) -> None:
+        now = [parameter._version for parameter in self._parameters]
+        written = next((at for at, version in enumerate(now) if version != versions[at]), None)
+        if written is None and bits is not None:
+            pairs = zip(bits, self._weights(), strict=True)
+            written = next((at for at, (before, after) in enumerate(pairs) if before != after), None)
+        if written is not None:
+            raise ModelRefused(
+                f"the forward pass writes the parameter {self._names[written]}: once per shard, so the bits would "
+                "depend on how many a rank computes. Make it a buffer (register_buffer), or write it after the step"
+            )
+
+    def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
+        for shard, loss in enumerate(totals.losses):
+            if not math.isfinite(loss):
+                rank = rank_of_shard(shard, self._setting.ranks, self._setting.shards)
+                raise NotFinite(
+                    f"the loss is {loss} at step {batch.step}, in shard {shard} (rank {rank}); try a smaller train.lr "
+                    "or train.clip_norm, and look at that shard's samples"
+                )
+
+    def _raise_not_finite(self, batch: Batch, loss: LossSum, buffers: Buffers) -> None:
+        """All ranks know that a mean gradient is not finite: compute the shards again, and name where it began."""
+        found = None if batch.idle else self._first_not_finite(batch, loss, buffers)
+        told = self._group.gather(json.dumps(found), "looking for what is not finite")
+        everyones = [json.loads(text) for text in told] if self._setting.sync else [found]
+        where = [(*one, rank) for rank, one in enumerate(everyones) if one is not None]
+        if not where:
+            words = "the sum of the shards' gradients overflows"
+        else:
+            shard, name, ids, rank = min(where)
+            samples = ", ".join(map(str, ids[:8])) + (", …" if len(ids) > 8 else "")
+            words = f"the gradient of {name} is not finite in shard {shard} (rank {rank}, samples {samples})"
+        raise NotFinite(
+            f"{words} at step {batch.step}, though the loss is finite; the weights are not updated. Look for a "
+            "division by zero, a root or a logarithm of zero, or an overflow in the model"
+        )
+
+    def _first_not_finite(
+        self, batch: Batch, loss: LossSum, buffers: Buffers
+    ) -> tuple[int, str, list[int]] | None:
+        setting = self._setting
+        for shard in batch.shards:
+            buffers.restore()
+            sums: list[torch.Tensor | None] = [None] * len(self._parameters)
+            for micro, part in enumerate(shard.parts):
+                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                total, _ = compute_loss(self.model.module, part, loss, setting)
+                gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
+                for at, gradient in enumerate(gradients):
+                    if gradient is not None:
+                        before = sums[at]
+                        sums[at] = gradient if before is None else before + gradient
+            for name, summed in zip(self._names, sums, strict=True):
+                if summed is not None and not bool(summed.isfinite().all()):
+                    return shard.shard, name, list(shard.ids)
+        return None
+
+
+def probe_on(
+    module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting, group: Group
+) -> ProbeResult:
+    """Probe a model on this rank's part of a batch, on samples that all ranks read, and on the smallest micro-batch
+    of an epoch; a collective call. What it tells does not depend on the number of ranks."""
+    first, *others = [part for shard in batch.shards for part in shard.parts]
+    same = batch.source.common_part(batch.step)
+
+    def computed(part: object, seed: int) -> torch.Tensor:
+        plant(seed)
+        return compute_loss(module, part, loss, setting)[0]
+
+    def smallest(seed: int) -> torch.Tensor:
+        try:
+            return computed(batch.source.smallest_part(), seed)
+        except Exception as error:
+            raise _too_small(batch, error) from error
+
+    here, there = (seed_of(setting.seed, "probe", place) for place in range(2))
+    found, bits = probe(
+        module,
+        partial(computed, first, here),
+        [*(partial(computed, other, there) for other in others or [first]), partial(smallest, there)],
+        partial(computed, same, here),
+    )
+    return replace(found, common=(sample_bits(same), bits)).with_others(group)
+
+
+def _too_small(batch: Batch, error: Exception) -> DureError:
+    """A failure with the smallest micro-batch, though a larger one went well."""
+    if isinstance(error, DureError):
+        return error
+    plan = batch.source.plan
+    shard, _, size = plan.smallest
+    split = plan.split
+    words = (
+        f"a micro-batch of {size} sample(s) fails ({type(error).__name__}: {error}): shard {shard} of an epoch's last "
+        f"step, which has {split.batch_size(split.steps - 1)} of {split.global_batch} samples"
+    )
+    if split.batch_size(split.steps - 1) < split.global_batch and split.steps > 1:
+        left_out = split.samples % split.global_batch
+        return ModelRefused(
+            f"{words}. Leave such steps out (data.drop_last = true, in a script drop_last=True; {left_out} of "
+            f"{split.samples} samples then take no part in an epoch), or choose a data.global_batch that divides "
+            f"{split.samples} with a larger rest"
+        )
+    return ModelRefused(f"{words}. Use a larger data.global_batch, or fewer team.shards")
+
+
+def compute_loss(module: torch.nn.Module, part: object, loss: LossSum, setting: Setting) -> SumAndCount:
+    """The loss of one micro-batch, as sum and count."""
+    inputs, target = inputs_and_target(part, setting.device)
+    output = forward(module, inputs, setting)
+    return loss(output, target)
+
+
+def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
+    """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict)."""
+    low = setting.precision == "bf16"
+    with torch.autocast(setting.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext():
+        try:
+            if isinstance(inputs, dict):
+                return module(**inputs)
+            if isinstance(inputs, list | tuple):
+                return module(*inputs)
+            return module(inputs)
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
+                raise
+            raise ModelRefused(
+                "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
+                "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
+            ) from error
+
+
+def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
+    """A batch's two halves, on the device."""
+    if not isinstance(part, list | tuple) or len(part) != 2:
+        raise JobError(
+            f"a batch is a {type(part).__name__}; the dataset's samples must be pairs (input, target), "
+            "or data.collate must make them so"
+        )
+    inputs, target = part
+    return _to(inputs, device), _to(target, device)
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _to(inner, device) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to(inner, device) for inner in value]
+    return value

@@ -1,0 +1,1 @@
+"""Commands made of the rooms below: bench, demo, drill, lab."""

@@ -1,0 +1,231 @@
+"""The documents' two nodes, 10.0.1.10 and 10.0.1.11, on one machine.
+
+A node is a network, a mount and a host-name namespace: its own interfaces, its own /dev/shm, its own name.
+The namespaces have no name in the file system. They live as long as a process is in them, and the process
+that keeps a node ends when its standard input does: however this process ends, kill -9 too, the kernel
+takes the nodes away with everything in them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from dure.base.errors import RankFailed, UsageError
+from dure.base.run_folder import RunFolder
+from dure.launch.failure import rank_failed, settled_cause
+from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.rank import Call, RankStart, Returned
+from dure.launch.ranks import Ranks
+from dure.launch.stop import StopSignals
+from dure.launch.team import forget_last_run
+from dure.tools.lab.keeper import Birth, Keeper, Order, make_place
+from dure.tools.lab.machine import run, why_not_here
+from dure.tools.lab.network import (
+    LINK,
+    bits_per_second,
+    bring_up,
+    host_names,
+    node_address,
+    node_name,
+    sent_bytes,
+    shaping,
+)
+
+HOSTS = tuple(node_name(number) for number in range(2))
+ADDRESSES = tuple(node_address(number) for number in range(2))
+
+_PORT = 29500
+_BIRTH_SECONDS = 120.0
+_LOOK_SECONDS = 0.03
+_GRACE_SECONDS = 1.0
+
+
+class TwoNodes:
+    """Within `with`, two nodes that are joined by one link of `rate` each way (None: as fast as it goes)."""
+
+    def __init__(self, rate: str | None = None) -> None:
+        if rate is not None:
+            bits_per_second(rate)
+        self.rate = rate
+        self._births: list[Birth] = []
+        self._nodes: list[Keeper] = []
+        self._runs = 0
+
+    def __enter__(self) -> TwoNodes:
+        reason = why_not_here()
+        if reason is not None:
+            raise UsageError(f"cannot make two nodes here: {reason}")
+        try:
+            names = host_names(dict(zip(HOSTS, ADDRESSES, strict=True)))
+            # Without a PID namespace: the launcher that is not on the node sees its ranks there.
+            self._births += [make_place(Order(host, names, processes=False)) for host in HOSTS]
+            self._nodes += [birth.wait() for birth in self._births]
+            self._join()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def command(self, node: int, arguments: Sequence[str]) -> list[str]:
+        """The command line that runs `arguments` on a node (from `/`: a node has its own mounts)."""
+        return [*self._nodes[node].within("mount", "uts", "net"), *arguments]
+
+    def byte_counters(self) -> tuple[int, int]:
+        """Bytes that the link has carried so far, from node 0 to node 1 and from node 1 to node 0."""
+        first, second = (sent_bytes(node.pid) for node in self._nodes)
+        return first, second
+
+    def run_ranks(
+        self,
+        entry: str,
+        args: tuple[object, ...],
+        *,
+        ranks_per_node: int = 4,
+        folder: RunFolder,
+        deadline_seconds: float = 600.0,
+        preload: Sequence[str] = TORCH_WITH_DDP,
+    ) -> list[object]:
+        """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
+
+        Ranks find torchrun's environment variables, one thread, and their output in `folder.log(rank)`.
+        `preload` and the module of `entry` are imported once a node, before its ranks are forked.
+
+        Raises RankFailed with the first cause, or naming who has not returned by the deadline; no rank is
+        left then. Call it from the main thread.
+        """
+        if ranks_per_node < 1:
+            raise UsageError(f"{ranks_per_node} ranks a node cannot be started; use 1 or more")
+        folder = RunFolder(folder.path.absolute())  # ranks start in `/`
+        folder.create()
+        forget_last_run(folder, ranks_per_node * len(self._nodes))
+        self._runs += 1
+        base = _own_environment()
+        search_path = tuple(os.path.abspath(folder_name) for folder_name in sys.path)
+        call = Call(entry, pickle.dumps(args), 1, folder, search_path)
+        teams: list[Ranks] = []
+        with StopSignals() as stop:
+            try:
+                for node in range(len(self._nodes)):
+                    numbers = range(node * ranks_per_node, (node + 1) * ranks_per_node)
+                    teams.append(
+                        Ranks(
+                            [folder.log(rank) for rank in numbers],
+                            preload=(*preload, entry.partition(":")[0]),
+                            env=base,
+                            search_path=search_path,
+                            tee=False,
+                            first=numbers.start,
+                            within=self.command(node, []),
+                        )
+                    )
+                for node, team in enumerate(teams):
+                    starts = [
+                        RankStart(
+                            rank,
+                            base | self._rank_environment(rank, node, ranks_per_node),
+                            str(folder.path),
+                            folder.log(rank),
+                            call,
+                        )
+                        for rank in team.numbers
+                    ]
+                    team.start(starts, _BIRTH_SECONDS, stop.check)
+                return _wait_for(teams, folder, stop, deadline_seconds)
+            finally:
+                for team in teams:
+                    team.end(_GRACE_SECONDS)
+                for team in teams:
+                    team.close()
+
+    def _join(self) -> None:
+        """Lay the link, born inside the nodes: not even its name is ever seen outside."""
+        first, second = (str(node.pid) for node in self._nodes)
+        run(
+            ["ip", "link", "add", LINK, "netns", first, "type", "veth", "peer", "name", LINK, "netns", second]
+        )
+        for node, address in zip(self._nodes, ADDRESSES, strict=True):
+            bring_up(node, address)
+            if self.rate is not None:
+                run([*node.within("net"), *shaping(LINK, self.rate)])
+
+    def _rank_environment(self, rank: int, node: int, ranks_per_node: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks_per_node * len(self._nodes)),
+            "LOCAL_RANK": str(rank - node * ranks_per_node),
+            "LOCAL_WORLD_SIZE": str(ranks_per_node),
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(len(self._nodes)),
+            "MASTER_ADDR": ADDRESSES[0],
+            # Ranks that were killed may leave connections behind; the next run meets elsewhere.
+            "MASTER_PORT": str(_PORT + self._runs),
+            "GLOO_SOCKET_IFNAME": LINK,
+        }
+
+    def _end(self) -> None:
+        for birth in self._births:
+            birth.let_go()
+        self._births.clear()
+        self._nodes.clear()
+
+
+def _wait_for(
+    teams: Sequence[Ranks], folder: RunFolder, stop: StopSignals, deadline_seconds: float
+) -> list[object]:
+    """What all ranks returned; the first failure of any of them is raised."""
+    deadline = time.monotonic() + deadline_seconds
+    place = {rank: (node, team) for node, team in enumerate(teams) for rank in team.numbers}
+    while True:
+        stop.check()
+        for team in teams:
+            team.poll()
+        faults = [
+            fault
+            for rank, (_, team) in place.items()
+            if (fault := team.fault(rank, returns=True)) is not None
+        ]
+        cause = settled_cause(faults, len(place) - len(faults))
+        if cause is not None:
+            node, team = place[cause.rank]
+            returned = isinstance(team.reports.get(cause.rank), Returned)
+            raise rank_failed(cause, folder.log(cause.rank), returned=returned, host=HOSTS[node])
+        running = [rank for rank, (_, team) in place.items() if rank not in team.ended]
+        if not running:
+            return [_value(team, rank) for rank, (_, team) in place.items()]
+        for node, team in enumerate(teams):
+            if team.lost:
+                raise RankFailed(
+                    f"all ranks of {HOSTS[node]} are lost: {team.lost}", rank=-1, host=HOSTS[node]
+                )
+        if time.monotonic() > deadline:
+            raise RankFailed(
+                f"rank(s) {', '.join(map(str, running))} did not end within {deadline_seconds:.0f} s; "
+                f"their output: {folder.log(running[0]).parent}",
+                rank=running[0],
+                host=HOSTS[place[running[0]][0]],
+            )
+        time.sleep(_LOOK_SECONDS)
+
+
+def _value(team: Ranks, rank: int) -> object:
+    report = team.reports[rank]
+    assert isinstance(report, Returned)  # a rank that ended otherwise is a fault
+    value: object = pickle.loads(report.value)
+    return value
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's environment, without what another launcher says about ranks of its own."""
+    foreign = ("DURE_RUN", "ROLE_", "SLURM_", "TORCHELASTIC_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return kept | {"OMP_NUM_THREADS": "1"}
