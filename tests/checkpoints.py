@@ -4,7 +4,7 @@ import torch
 
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import newest_state
-from dure.checkpoint.retain import Keep
+from dure.checkpoint.retain import Retention
 from dure.checkpoint.save import Saver
 from dure.checkpoint.state import Share
 from dure.comm.group import Group
@@ -21,7 +21,7 @@ class SmallRun:
         self.module = torch.nn.Linear(33, rows)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True)
         self.outcomes = []
-        self.saver = Saver(store, ALONE, Keep(keep), lambda: None, self.outcomes.append)
+        self.saver = Saver(store, ALONE, Retention(keep), lambda: None, self.outcomes.append)
 
     def save(self, step, **facts):
         with torch.no_grad():

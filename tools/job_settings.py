@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dure.config import Group, Job, Mount
+from dure.config import ParamGroup, Job, Mount
 
 _LISTS: dict[str, tuple[str, type[BaseModel]]] = {
-    "train": ("train.groups.", Group),
+    "train": ("train.groups.", ParamGroup),
     "cluster": ("cluster.mounts.", Mount),
 }
 """Tables that may stand more than once in a section."""
@@ -55,7 +55,7 @@ def _default(field: FieldInfo) -> str:
 def main() -> None:
     """Print all tables."""
     for prefix, section in sections():
-        table = "[{}]" if section not in (Group, Mount) else "[[{}]]"
+        table = "[{}]" if section not in (ParamGroup, Mount) else "[[{}]]"
         title = f"`{table.format(prefix.rstrip('.'))}`" if prefix else "The top of the file"
         print(f"## {title}\n\n{section.__doc__}\n\n| setting | default | |\n|---|---|---|")
         for key, default, sentence in rows(prefix, section):

@@ -9,20 +9,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dure.comm.topology import World, arguments
+    from dure.comm.topology import Topology, arguments
     from dure.data.batches import Batch, Batches
-    from dure.step.evaluation import Judged
+    from dure.step.evaluation import EvalResult
     from dure.team import Team, start
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Batches", "Judged", "Team", "World", "__version__", "arguments", "start"]
+__all__ = ["Batch", "Batches", "EvalResult", "Team", "Topology", "__version__", "arguments", "start"]
 
 _HOMES = {
     "Batch": "dure.data.batches",
     "Batches": "dure.data.batches",
-    "Judged": "dure.step.evaluation",
+    "EvalResult": "dure.step.evaluation",
     "Team": "dure.team",
-    "World": "dure.comm.topology",
+    "Topology": "dure.comm.topology",
     "arguments": "dure.comm.topology",
     "start": "dure.team",
 }

@@ -19,12 +19,12 @@ def look_around():
     import dure
 
     with dure.start() as team:
-        if team.world.is_node_leader:
+        if team.topology.is_node_leader:
             Path("/dev/shm/mine").write_text(socket.gethostname())
         total = torch.tensor([float(team.rank)])
         dist.all_reduce(total)
         return {
-            "world": team.world,
+            "world": team.topology,
             "sum": total.item(),
             "host": socket.gethostname(),
             "resolved": [socket.gethostbyname(name) for name in ("node0", "node1")],

@@ -7,7 +7,7 @@ import pytest
 from commands import dure
 
 from dure.doctor.checks.bucket import forget, seen, takes
-from dure.doctor.plan import Plan
+from dure.doctor.plan import JobNeeds
 from dure.storage import open_store
 from dure.storage.bucket import BucketStore
 
@@ -88,7 +88,7 @@ def test_missing_credentials_are_told_with_the_way_out(bucket, tmp_path, monkeyp
 
 
 def test_a_server_that_ignores_conditions_is_found_and_nothing_is_left_there(bucket, monkeypatch):
-    plan = Plan(saves=f"{bucket}/checkpoints")
+    plan = JobNeeds(saves=f"{bucket}/checkpoints")
     assert takes(plan, "node0", "token").words == "read_write.puts"
     with monkeypatch.context() as ignored:
         # The condition cannot be taken out on the way, as it is signed.

@@ -84,9 +84,19 @@ def test_eight_ranks_on_two_nodes_meet_and_each_node_is_a_host_of_its_own(tmp_pa
         found = nodes.run_ranks("node_tasks:look_around", (), folder=RunFolder(tmp_path / "run"))
         after = nodes.byte_counters()
     for rank, seen in enumerate(found):
-        world, node = seen["world"], rank // 4
-        assert (world.rank, world.size, world.local_rank, world.local_size) == (rank, 8, rank % 4, 4)
-        assert (world.node, world.nodes, world.leader_host, world.launcher) == (node, 2, "10.0.1.10", "hand")
+        topology, node = seen["world"], rank // 4
+        assert (topology.rank, topology.size, topology.local_rank, topology.local_size) == (
+            rank,
+            8,
+            rank % 4,
+            4,
+        )
+        assert (topology.node, topology.nodes, topology.leader_host, topology.launcher) == (
+            node,
+            2,
+            "10.0.1.10",
+            "hand",
+        )
         assert seen["sum"] == sum(range(8))
         assert seen["host"] == f"node{node}"
         assert seen["resolved"] == ["10.0.1.10", "10.0.1.11"]

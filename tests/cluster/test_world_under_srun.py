@@ -33,12 +33,12 @@ def places(worlds):
 def test_four_tasks_on_two_nodes_know_their_places_and_meet(slurm):
     worlds = run(slurm, 4, 2, "--ntasks-per-node=2", words=["meet"])
     assert places(worlds) == [(0, 0, 0, 2), (1, 0, 1, 2), (2, 1, 0, 2), (3, 1, 1, 2)]
-    assert [world["host"] for world in worlds] == ["node0", "node0", "node1", "node1"]
-    assert [world["met"] for world in worlds] == [[1, 2, 3], [0], [0], [0]]
-    for world in worlds:
-        assert (world["size"], world["nodes"], world["leader_host"]) == (4, 2, "node0")
-        assert (world["launcher"], world["run_id"]) == ("srun", worlds[0]["run_id"])
-        assert not world["torch"]
+    assert [topology["host"] for topology in worlds] == ["node0", "node0", "node1", "node1"]
+    assert [topology["met"] for topology in worlds] == [[1, 2, 3], [0], [0], [0]]
+    for topology in worlds:
+        assert (topology["size"], topology["nodes"], topology["leader_host"]) == (4, 2, "node0")
+        assert (topology["launcher"], topology["run_id"]) == ("srun", worlds[0]["run_id"])
+        assert not topology["torch"]
 
 
 def test_nodes_of_different_sizes(slurm):
@@ -68,7 +68,7 @@ def test_a_host_file_that_begins_on_another_node(slurm, tmp_path):
     assert ["set MASTER_ADDR" in answer["error"] for answer in refused] == [True] * 3
     told = {**placed, "MASTER_ADDR": "node1"}
     worlds = run(slurm, 3, 2, "--distribution=arbitrary", extra=told, words=["meet"])
-    assert [world["host"] for world in worlds] == ["node1", "node0", "node0"]
+    assert [topology["host"] for topology in worlds] == ["node1", "node0", "node0"]
     assert worlds[0]["met"] == [1, 2]
 
 
@@ -79,11 +79,11 @@ def test_steps_of_one_batch_job_and_its_script(slurm):
     assert slurm.wait(job_id, 400).state == "COMPLETED", slurm.output(job_id)
     script_world, *worlds = answers(slurm.output(job_id))
     assert (script_world["launcher"], script_world["size"]) == ("alone", 1)
-    first = [world for world in worlds if world["run_id"] == f"slurm-{job_id}.0"]
-    second = [world for world in worlds if world["run_id"] == f"slurm-{job_id}.1"]
-    assert sorted(world["rank"] for world in first) == [0, 1, 2, 3]
+    first = [topology for topology in worlds if topology["run_id"] == f"slurm-{job_id}.0"]
+    second = [topology for topology in worlds if topology["run_id"] == f"slurm-{job_id}.1"]
+    assert sorted(topology["rank"] for topology in first) == [0, 1, 2, 3]
     # The job has two nodes; this step has one of them.
-    assert sorted((world["rank"], world["nodes"], world["local_size"]) for world in second) == [
+    assert sorted((topology["rank"], topology["nodes"], topology["local_size"]) for topology in second) == [
         (0, 1, 2),
         (1, 1, 2),
     ]

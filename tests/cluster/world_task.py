@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from dure.base.errors import UsageError
-from dure.comm.topology import World, read_world
+from dure.comm.topology import Topology, read_topology
 
 DEADLINE_SECONDS = 200.0
 
@@ -26,33 +26,33 @@ def retry(action: Callable[[], socket.socket]) -> socket.socket:
             time.sleep(0.05)
 
 
-def meet(world: World) -> list[int]:
+def meet(topology: Topology) -> list[int]:
     """Rank 0 learns who came; the others learn that it heard them."""
-    address = (world.leader_host, world.leader_port)
-    if not world.is_leader:
+    address = (topology.leader_host, topology.leader_port)
+    if not topology.is_leader:
         with retry(lambda: socket.create_connection(address, timeout=DEADLINE_SECONDS)) as line:
-            line.sendall(bytes([world.rank]))
+            line.sendall(bytes([topology.rank]))
             return [line.recv(1)[0]]
     heard = []
     with socket.create_server(address) as server:
         server.settimeout(DEADLINE_SECONDS)
-        for _ in range(world.size - 1):
+        for _ in range(topology.size - 1):
             line, _ = server.accept()
             with line:
                 line.settimeout(DEADLINE_SECONDS)
                 heard.append(line.recv(1)[0])
-                line.sendall(bytes([world.rank]))
+                line.sendall(bytes([topology.rank]))
     return sorted(heard)
 
 
 def main() -> None:
     try:
-        world = read_world(os.environ)
+        topology = read_topology(os.environ)
     except UsageError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return
-    met = meet(world) if "meet" in sys.argv else []
-    answer = dataclasses.asdict(world) | {
+    met = meet(topology) if "meet" in sys.argv else []
+    answer = dataclasses.asdict(topology) | {
         "met": met,
         "host": socket.gethostname(),
         "torch": "torch" in sys.modules,

@@ -104,10 +104,10 @@ def test_a_launcher_killed_while_torch_is_imported_leaves_nothing(tmp_path):
     launcher = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
     )
-    nursery = appear(tmp_path / "importing")
+    server = appear(tmp_path / "importing")
     launcher.kill()
     launcher.wait(40)
-    all_gone([nursery])
+    all_gone([server])
 
 
 def test_a_killed_nursery_takes_the_ranks_with_it_and_is_told(team):
@@ -147,10 +147,10 @@ def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path):
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
     )
     assert appear(tmp_path / "importing") == launcher.pid
-    nursery = [child.pid for child in psutil.Process(launcher.pid).children()]
+    server = [child.pid for child in psutil.Process(launcher.pid).children()]
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(40) == 130
-    all_gone(nursery)
+    all_gone(server)
 
 
 def test_a_stopped_rank_is_named_with_who_waits_for_it_and_all_stacks_are_kept(tmp_path):

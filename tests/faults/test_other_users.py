@@ -86,7 +86,7 @@ def test_a_folder_for_checkpoints_that_another_user_made_a_link_is_refused(job, 
     assert not list(target.iterdir())
 
 
-@pytest.mark.parametrize("name", ["logs", "events", "pulse"])
+@pytest.mark.parametrize("name", ["logs", "events", "heartbeat"])
 def test_a_folder_of_the_run_that_another_user_made_a_link_is_refused(job, shared, tmp_path, name):
     run, target = RunFolder(shared / "run"), tmp_path / "target"
     target.mkdir()
@@ -107,7 +107,7 @@ def test_links_in_place_of_a_runs_files_are_never_followed(job, shared, victim, 
         *(
             make(rank)
             for rank in range(2)
-            for make in (run.log, run.events, run.error, run.stacks, run.pulse)
+            for make in (run.log, run.events, run.error, run.stacks, run.heartbeat)
         ),
         *(run.restarts, run.summary),
     ]
@@ -120,11 +120,11 @@ def test_links_in_place_of_a_runs_files_are_never_followed(job, shared, victim, 
         "a file that appears whole takes the link's place"
     )
 
-    run.claim.unlink()
-    as_nobody(f"ln -s {victim} {run.claim}")
+    run.lock.unlink()
+    as_nobody(f"ln -s {victim} {run.lock}")
     ended = train(job, run.path)
     assert ended.code == 2
-    assert f"{run.claim} is a symbolic link" in ended.err
+    assert f"{run.lock} is a symbolic link" in ended.err
 
 
 def test_only_a_plain_file_of_ones_own_is_opened_to_write(shared, victim, tmp_path):

@@ -63,7 +63,7 @@ def train_and_kill(job, folder, kills, *arguments):
             while True:
                 assert process.poll() is None, process.communicate()
                 assert time.monotonic() < deadline
-                beat = read_beat(folder.pulse(victim))
+                beat = read_beat(folder.heartbeat(victim))
                 if beat is not None and beat.step >= step and beat.pid not in killed:
                     break
                 time.sleep(0.002)

@@ -70,7 +70,7 @@ def newest(folder):
 
 
 def step(folder):
-    beat = read_beat(folder.pulse(0))
+    beat = read_beat(folder.heartbeat(0))
     return beat.step if beat is not None else 0
 
 
@@ -79,7 +79,7 @@ def test_a_team_with_a_stuck_rank_is_ended_by_its_deadline_and_is_resumable(run,
     start, folder = run
     process = start("team.hang_seconds=600", "team.stop_seconds=6")
     if how == "stopped":
-        os.kill(read_beat(folder.pulse(1)).pid, signal.SIGSTOP)
+        os.kill(read_beat(folder.heartbeat(1)).pid, signal.SIGSTOP)
     else:
         (tmp_path / "spin").touch()
     process.send_signal(signal.SIGTERM)
@@ -96,7 +96,7 @@ def test_a_team_with_a_stuck_rank_is_ended_by_its_deadline_and_is_resumable(run,
 def test_a_team_that_hangs_after_it_was_asked_to_stop_is_not_started_again(run):
     start, folder = run
     process = start("team.hang_seconds=4", "team.stop_seconds=600")
-    os.kill(read_beat(folder.pulse(1)).pid, signal.SIGSTOP)
+    os.kill(read_beat(folder.heartbeat(1)).pid, signal.SIGSTOP)
     process.send_signal(signal.SIGUSR1)
     process.send_signal(signal.SIGUSR2)  # nobody's business
     _, err = process.communicate(timeout=300)
@@ -109,10 +109,10 @@ def test_a_team_that_hangs_after_it_was_asked_to_stop_is_not_started_again(run):
 def test_a_rank_that_dies_after_a_stop_was_asked_by_file_is_not_started_again(run):
     start, folder = run
     process = start("team.hang_seconds=600")
-    victim = read_beat(folder.pulse(1)).pid
+    victim = read_beat(folder.heartbeat(1)).pid
     os.kill(victim, signal.SIGSTOP)  # so that the run cannot save first
     folder.stop.touch()
-    os.kill(read_beat(folder.pulse(0)).pid, signal.SIGKILL)
+    os.kill(read_beat(folder.heartbeat(0)).pid, signal.SIGKILL)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 75, err
     assert "killed by SIGKILL" in err

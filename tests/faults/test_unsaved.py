@@ -140,7 +140,7 @@ def test_a_run_that_is_stopped_on_a_full_disk_loses_nothing_either(
     )
     folder = RunFolder(disk)
     try:
-        wait_until(lambda: (beat := read_beat(folder.pulse(0))) and beat.step >= 3, "step 3")
+        wait_until(lambda: (beat := read_beat(folder.heartbeat(0))) and beat.step >= 3, "step 3")
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=300)
     finally:

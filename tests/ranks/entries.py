@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from dure.base.errors import JobError, ReplicasDiffer
-from dure.observe.heartbeat import Phase, Pulse
+from dure.observe.heartbeat import Heartbeat, Phase
 
 RANK = "RANK"
 
@@ -102,13 +102,13 @@ def wait(folder, options):
 
 def step_until_stopped(folder, run):
     """Train in name only: the last rank computes for ever in step 3, the others wait for it."""
-    pulse = Pulse(run.pulse(rank()))
+    heartbeat = Heartbeat(run.heartbeat(rank()))
     for step in range(3):
         for phase in (Phase.DATA, Phase.COMPUTE, Phase.EXCHANGE):
-            pulse.beat(step, phase)
+            heartbeat.beat(step, phase)
             time.sleep(0.01)
     last = rank() == int(os.environ["WORLD_SIZE"]) - 1
-    pulse.beat(3, Phase.COMPUTE if last else Phase.EXCHANGE)
+    heartbeat.beat(3, Phase.COMPUTE if last else Phase.EXCHANGE)
     note(folder, f"rank-{rank()}")
     wait_here()
 
@@ -118,11 +118,11 @@ def wait_here():
 
 
 def beat_slowly(run, seconds):
-    pulse = Pulse(run.pulse(rank()))
+    heartbeat = Heartbeat(run.heartbeat(rank()))
     end = time.monotonic() + seconds
     step = 0
     while time.monotonic() < end:
-        pulse.beat(step, Phase.COMPUTE)
+        heartbeat.beat(step, Phase.COMPUTE)
         step += 1
         time.sleep(0.2)
     return step
@@ -141,8 +141,8 @@ def fail_until(folder, run, restarts, how):
 
     again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    pulse = Pulse(run.pulse(rank()))
-    pulse.beat(again if how != "kill without progress" else 0, Phase.COMPUTE)
+    heartbeat = Heartbeat(run.heartbeat(rank()))
+    heartbeat.beat(again if how != "kill without progress" else 0, Phase.COMPUTE)
     print(f"rank {rank()}, restart {again}")
     dist.barrier()
     note(folder, f"rank-{rank()}-{again}")
@@ -161,9 +161,9 @@ def fail_until(folder, run, restarts, how):
 def gather_texts(texts):
     """What every rank has, gathered; the last ones are what a stranger might send."""
     from dure.comm.group import Group, join_world
-    from dure.comm.topology import read_world
+    from dure.comm.topology import read_topology
 
-    world = read_world(os.environ)
-    join_world(world, 60.0)
-    group = Group(None, world.rank, world.size)
-    return [group.gather(own[world.rank], "a test") for own in texts]
+    topology = read_topology(os.environ)
+    join_world(topology, 60.0)
+    group = Group(None, topology.rank, topology.size)
+    return [group.gather(own[topology.rank], "a test") for own in texts]

@@ -10,12 +10,12 @@ from torch import nn
 
 import dure
 from dure.base.errors import DureError, StorageError
-from dure.comm.topology import read_world
+from dure.comm.topology import read_topology
 from dure.device.fingerprint import weights_sha256
 from dure.storage import open_store
 from dure.tools.lab.network import sent_bytes
 from dure.weights.load import load
-from dure.weights.load_group import Standing
+from dure.weights.load_group import LoadContext
 
 WAYS = ("slices", "every-rank", "rank0")
 
@@ -158,13 +158,13 @@ def fail_in_many_ways(folder):
     """Every rank's error and how long it took, by fault; the team can load again after each."""
     found = {}
     with dure.start(shards=8) as team:
-        world = team.world
-        standing = Standing(team.group, world.node, world.local_rank, 60.0)
+        topology = team.topology
+        context = LoadContext(team.group, topology.node, topology.local_rank, 60.0)
 
         def attempt(name, path, opened, how="slices", make=Net):
             began = time.monotonic()
             try:
-                load(make, opened, path, standing, how=how)
+                load(make, opened, path, context, how=how)
                 found[name] = ("none", "", 0.0)
             except DureError as error:
                 found[name] = (type(error).__name__, str(error), time.monotonic() - began)
@@ -186,7 +186,7 @@ def fail_in_many_ways(folder):
 
             return make
 
-        last = world.size - 1
+        last = topology.size - 1
         attempt("missing", "gone.safetensors", plain)
         attempt("garbage", "garbage.safetensors", plain)
         attempt("truncated", "truncated.safetensors", plain)
@@ -205,7 +205,7 @@ def fail_in_many_ways(folder):
 def killed_while_loading(folder, victim):
     """The victim dies in its second read; the others write down what they were told, and when."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher notices first; let us find out by ourselves
-    world = read_world(os.environ)
+    topology = read_topology(os.environ)
 
     def die(path):
         Path(folder, "killed").write_text(str(time.monotonic()))
@@ -213,14 +213,14 @@ def killed_while_loading(folder, victim):
 
     def opened():
         store = open_store(folder, read_only=True)
-        return Faulty(store, 1, die) if world.rank == victim else store
+        return Faulty(store, 1, die) if topology.rank == victim else store
 
     with dure.start(shards=8) as team:
-        standing = Standing(team.group, world.node, world.local_rank, 60.0)
+        context = LoadContext(team.group, topology.node, topology.local_rank, 60.0)
         try:
-            load(Net, opened, "w.safetensors", standing)
+            load(Net, opened, "w.safetensors", context)
         except DureError as error:
-            Path(folder, f"told-{world.rank}").write_text(f"{time.monotonic()} {error}")
+            Path(folder, f"told-{topology.rank}").write_text(f"{time.monotonic()} {error}")
             raise
 
 
@@ -230,11 +230,11 @@ def load_between_nodes(folder):
         found = {}
         for how in WAYS:
             team.group.gather("", "before")
-            before = sent_bytes() if team.world.is_node_leader else 0
+            before = sent_bytes() if team.topology.is_node_leader else 0
             team.group.gather("", "begin")
             loaded = team.loader.load(Net, "w.safetensors", how=how, storage=folder)
             team.group.gather("", "end")
-            sent = sent_bytes() - before if team.world.is_node_leader else 0
+            sent = sent_bytes() - before if team.topology.is_node_leader else 0
             found[how] = (
                 same(loaded.module, expected(Path(folder))),
                 loaded.fingerprint,

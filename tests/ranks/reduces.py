@@ -62,7 +62,7 @@ def trials_of(cases):
 
 def _trials(team, count, seed, wire):
     wrong = []
-    ranks = team.world.size
+    ranks = team.topology.size
     exchanger = team.exchanger()
     dice = random.Random(seed)
     for trial in range(count):
@@ -73,18 +73,18 @@ def _trials(team, count, seed, wire):
         scale = 1.0 / dice.randint(1, 1000)
         shape = Pieces.of_step(ranks, shards, active)
         buffer = torch.zeros(numel, dtype=dtype)
-        room = exchanger.room(trial % 3, buffer)
+        buffers = exchanger.buffers(trial % 3, buffer)
         pieces = shape.by_rank[team.rank]
         for position, piece in enumerate(pieces):
-            target = room.out if position == len(pieces) - 1 else room.extra(position)
+            target = buffers.out if position == len(pieces) - 1 else buffers.extra(position)
             leaves = [leaf(trial, shard, numel, dtype) for shard in piece]
             target.copy_(_subtree(leaves, piece, active, wire))
-        exchanger.exchange(room, shape, scale, 1 << team.rank % 7)
+        exchanger.exchange(buffers, shape, scale, 1 << team.rank % 7)
         assert exchanger.conclude() == sum(1 << rank for rank in range(min(ranks, 7)))
         expected = plain_tree_sum(
             [leaf(trial, s, numel, dtype) for s in range(active)], scale, wire == "bf16"
         )
-        if not torch.equal(room.out, expected):
+        if not torch.equal(buffers.out, expected):
             wrong.append((trial, numel, active))
     exchanger.close()
     assert shards_of_rank(team.rank, ranks, 16)
@@ -110,12 +110,12 @@ def many_then_rebuilds(count, rebuilt):
 def _many(team, count):
     """Many reduces of three buckets; returns memory and descriptors at several moments."""
     exchanger = team.exchanger()
-    shape = Pieces.of_step(team.world.size, 8, 8)
+    shape = Pieces.of_step(team.topology.size, 8, 8)
     buffers = [torch.ones(10_000), torch.ones(33), torch.ones(100_000)]
     seen = []
     for turn in range(count):
-        room = exchanger.room(turn % 3, buffers[turn % 3])
-        exchanger.exchange(room, shape, 0.5, 0)
+        buffers = exchanger.buffers(turn % 3, buffers[turn % 3])
+        exchanger.exchange(buffers, shape, 0.5, 0)
         exchanger.conclude()
         exchanger.total(torch.zeros(2, 8, dtype=torch.float64))
         if turn % (count // 10) == count // 10 - 1:
@@ -128,11 +128,11 @@ def _many(team, count):
 def _rebuilds(team, count):
     """Buckets made anew again and again, as DDP's rebuild does; memory must not grow."""
     exchanger = team.exchanger()
-    shape = Pieces.of_step(team.world.size, 8, 8)
+    shape = Pieces.of_step(team.topology.size, 8, 8)
     seen = []
     for _ in range(count):
-        room = exchanger.room(0, torch.ones(1_000_000))
-        exchanger.exchange(room, shape, 1.0, 0)
+        buffers = exchanger.buffers(0, torch.ones(1_000_000))
+        exchanger.exchange(buffers, shape, 1.0, 0)
         exchanger.conclude()
         seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
     exchanger.close()
@@ -154,17 +154,17 @@ def reduce_for_ever(folder):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher notices first; let us find out by ourselves
     with dure.start(hang_seconds=300) as team:
         exchanger = team.exchanger()
-        shape = Pieces.of_step(team.world.size, 8, 8)
+        shape = Pieces.of_step(team.topology.size, 8, 8)
         Path(folder, f"pid-{team.rank}").write_text(str(os.getpid()))
         buffer = torch.ones(200_000)
         # Setting up goes over Gloo; this is about reducing.
-        exchanger.exchange(exchanger.room(0, buffer), shape, 0.5, 0)
+        exchanger.exchange(exchanger.buffers(0, buffer), shape, 0.5, 0)
         exchanger.conclude()
         dist.barrier()
         Path(folder, f"ready-{team.rank}").touch()
         try:
             while True:
-                exchanger.exchange(exchanger.room(0, buffer), shape, 0.5, 0)
+                exchanger.exchange(exchanger.buffers(0, buffer), shape, 0.5, 0)
                 exchanger.conclude()
         except PeerLost as lost:
             note = Path(folder, f"told-{team.rank}")
@@ -173,7 +173,8 @@ def reduce_for_ever(folder):
             # Stay until all know, or the next one would miss us too.
             deadline = time.monotonic() + 50
             while (
-                len(list(Path(folder).glob("told-?"))) < team.world.size - 1 and time.monotonic() < deadline
+                len(list(Path(folder).glob("told-?"))) < team.topology.size - 1
+                and time.monotonic() < deadline
             ):
                 time.sleep(0.02)
             raise

@@ -136,7 +136,7 @@ def train_each(names):
     """Entry point of a rank: every optimizer sharded, and on one rank as it is; by way, then by name."""
     ways = {"copied": {"shard": True}, "one memory": {"shard": True, "share_weights": True}}
     with dure.start(seed=5, shards=4) as team:
-        if team.world.size == 1:
+        if team.topology.size == 1:
             ways = {"not sharded": {"shard": False}, "alone": {"shard": True}}
         return {
             way: {
@@ -276,5 +276,5 @@ def train_on_nodes(name):
     make = optimizer_named(name)
     with dure.start(seed=5, shards=4) as team:
         ways = ({}, {"share_weights": True}, {"own_gradients": True})
-        shard = team.world.size > 1
+        shard = team.topology.size > 1
         return [train(team, make, shard=shard, clip_norm=None, **how)[0] for how in ways]

@@ -13,7 +13,7 @@ from features import Points, Words, with_dropout_and_batchnorm
 
 import dure
 from dure.base.run_folder import RunFolder
-from dure.data.seeds import plant, seed_of
+from dure.data.seeds import seed_all, seed_of
 from dure.launch import run_team
 
 
@@ -59,7 +59,7 @@ def test_one_rank_and_one_shard_is_a_plain_loop_bit_for_bit_for_100_steps(make, 
         for batch in team.batches(data(), global_batch=batch_size, steps=steps):
             losses.append(team.step(model, optimizer, batch, F.cross_entropy))
 
-    plant(seed)
+    seed_all(seed)
     mine = make()
     optimizer = torch.optim.AdamW(mine.parameters(), lr=1e-3, fused=True)
     samples = data()
@@ -72,10 +72,10 @@ def test_one_rank_and_one_shard_is_a_plain_loop_bit_for_bit_for_100_steps(make, 
         taken, order = order[:batch_size], order[batch_size:]
         drawn = []
         for sample in taken:
-            plant(seed_of(seed, "sample", epoch, sample))
+            seed_all(seed_of(seed, "sample", epoch, sample))
             drawn.append(samples[sample])
         inputs, target = torch.utils.data.default_collate(drawn)
-        plant(seed_of(seed, "shard", step, 0, 0))
+        seed_all(seed_of(seed, "shard", step, 0, 0))
         loss, count = sum_and_count(mine(inputs), target)
         optimizer.zero_grad()
         loss.backward()

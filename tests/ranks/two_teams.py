@@ -25,7 +25,7 @@ def train(args, seed):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         for batch in team.batches(Numbers(), global_batch=16, epochs=2):
             team.step(model, optimizer, batch, F.cross_entropy)
-        return f"rank {team.rank} of {team.world.size}, seed {seed}: {team.prove(model, optimizer)}"
+        return f"rank {team.rank} of {team.topology.size}, seed {seed}: {team.prove(model, optimizer)}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""All ranks decide alike when to save: from the step, and from wishes that all of them know."""
+"""All ranks decide alike when to save: from the step, and from step flags that all of them know."""
 
 import pytest
 from checkpoints import ALONE
@@ -39,14 +39,14 @@ def test_one_that_is_due_while_another_is_written_waits_for_it(keeper):
 
 def test_whoever_is_asked_to_stop_saves_even_when_nothing_is_due(keeper, tmp_path):
     asked = keeper(every_steps=100)
-    assert asked.wish() == 0
+    assert asked.step_flags() == 0
     (tmp_path / "stop").touch()
-    assert asked.wish() == STOP
+    assert asked.step_flags() == STOP
     assert asked.due(STOP | BUSY, 7, judged=False)
     signalled = keeper(every_steps=100)
     (tmp_path / "stop").unlink()
     signalled.ask_to_stop()
-    assert signalled.wish() == STOP
+    assert signalled.step_flags() == STOP
 
 
 def test_a_fresh_start_moves_the_earlier_run_aside_and_deletes_nothing(tmp_path, capsys):

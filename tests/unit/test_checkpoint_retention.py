@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.checkpoint.retain import Keep, Saved, removable
+from dure.checkpoint.retain import Retention, Saved, removable
 
 
 @given(
@@ -18,7 +18,7 @@ def test_exactly_those_that_nobody_asked_for_may_go(steps, last, every, best, di
         Saved(f"s{s}", s, {"loss": dice.random(), "accuracy": dice.random()} if s % 2 else {}) for s in steps
     ]
     dice.shuffle(saved)
-    gone = {int(name[1:]) for name in removable(saved, Keep(last, every, best))}
+    gone = {int(name[1:]) for name in removable(saved, Retention(last, every, best))}
     newest = set(sorted(steps)[-last:])
     multiples = {s for s in steps if every and s % every == 0}
     judged = [each for each in saved if each.metrics]
@@ -39,4 +39,4 @@ def test_a_metric_that_is_not_a_number_is_never_the_best():
         Saved("c", 3, {}),
         Saved("d", 4, {}),
     ]
-    assert removable(saved, Keep(1, 0, "loss")) == ["a", "c"]
+    assert removable(saved, Retention(1, 0, "loss")) == ["a", "c"]

@@ -104,7 +104,7 @@ def test_a_state_before_the_first_step_is_restored_too():
 def test_ties_and_what_the_model_does_not_save_are_told():
     state = Capture(*made()).take({"step": 0}, Share(0, 1))
     assert state.facts["model"] == {"ties": {"head.weight": "embed.weight"}, "not_persistent": ["scratch"]}
-    assert sum(place.name.endswith("head.weight") for place in state.table.places) == 0
+    assert sum(span.name.endswith("head.weight") for span in state.table.spans) == 0
 
 
 def halves(run):
@@ -176,14 +176,14 @@ def test_a_sharded_optimizer_is_saved_in_parts_and_restored_whole_or_in_other_pa
 def test_shares_cover_every_element_exactly_once(sizes, parts):
     kinds = (torch.float32, torch.bool, torch.float64, torch.bfloat16)
     table = Table.of((f"t{at}", kinds[at % 4], (size,)) for at, size in enumerate(sizes))
-    covered = {place.name: [] for place in table.places}
+    covered = {span.name: [] for span in table.spans}
     loads = []
     for part in range(parts):
-        pieces = list(cut(table.places, part, parts))
-        loads.append(sum((stop - start) * place.dtype.itemsize for place, start, stop in pieces))
-        for place, start, stop in pieces:
-            covered[place.name] += range(start, stop)
-    assert all(covered[place.name] == list(range(place.numel)) for place in table.places)
+        pieces = list(cut(table.spans, part, parts))
+        loads.append(sum((stop - start) * span.dtype.itemsize for span, start, stop in pieces))
+        for span, start, stop in pieces:
+            covered[span.name] += range(start, stop)
+    assert all(covered[span.name] == list(range(span.numel)) for span in table.spans)
     assert max(loads) - min(loads) <= 64 * (len(sizes) + 2)
 
 
@@ -273,5 +273,5 @@ def test_what_a_capture_remembers_is_never_older_than_the_replica():
         assert known.table == fresh.table
         assert len(known.pieces) == len(fresh.pieces)
         for ours, theirs in zip(known.pieces, fresh.pieces, strict=True):
-            assert (ours.place, ours.start, ours.stop) == (theirs.place, theirs.start, theirs.stop)
+            assert (ours.span, ours.start, ours.stop) == (theirs.span, theirs.start, theirs.stop)
             assert ours.values.data_ptr() == theirs.values.data_ptr()

@@ -20,8 +20,8 @@ from dure.doctor.checks import agreement, machine, versions
 from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding, bad, good
 from dure.doctor.node import NodePart
-from dure.doctor.plan import Plan, plan_of
-from dure.doctor.reach import Line, Unreached
+from dure.doctor.plan import JobNeeds, needs_of
+from dure.doctor.reach import NodeChannel, Unreached
 from dure.doctor.sentences import SENTENCES
 from dure.doctor.words import HEADINGS, TITLES, fix_of, in_one_line, value_of
 from dure.engine.preflight_nodes import Node, on_slurm
@@ -161,8 +161,8 @@ def test_a_finding_is_put_into_words_where_it_is_read():
 def test_a_plan_asks_for_the_documents_mounts_on_several_nodes_only(tmp_path):
     loaded = job(tmp_path)
     store = str(tmp_path / "store")
-    alone = plan_of(loaded, tmp_path / "job.toml")
-    several = plan_of(loaded, tmp_path / "job.toml", ("a", "b"))
+    alone = needs_of(loaded, tmp_path / "job.toml")
+    several = needs_of(loaded, tmp_path / "job.toml", ("a", "b"))
     assert (alone.refuses, alone.writable) == ((), str(Path("runs").absolute()))
     assert several.writable == f"{store}/checkpoints"
     assert f"{store}/training_data" in several.refuses
@@ -172,7 +172,7 @@ def test_a_plan_asks_for_the_documents_mounts_on_several_nodes_only(tmp_path):
         "model.factory": str(tmp_path / "parts.py"),
         "data.factory": "dure.tools.demo.cats",
     }
-    assert Plan.from_json(several.to_json()) == several
+    assert JobNeeds.from_json(several.to_json()) == several
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_plan_asks_for_the_documents_mounts_on_several_nodes_only(tmp_path):
     ],
 )
 def test_a_plan_knows_where_runs_and_checkpoints_go(tmp_path, folder, written):
-    plan = plan_of(job(tmp_path, f'[checkpoint]\nfolder = "{folder}"'), hosts=("a", "b"))
+    plan = needs_of(job(tmp_path, f'[checkpoint]\nfolder = "{folder}"'), hosts=("a", "b"))
     assert plan.writable == str(tmp_path / written)
     assert plan.saves == ("s3://bucket" if "://" in folder else None)
 
@@ -193,11 +193,11 @@ def test_a_plan_knows_where_runs_and_checkpoints_go(tmp_path, folder, written):
 def test_a_plan_knows_what_is_read_and_written_in_a_bucket(tmp_path):
     settings = {"storage": '"s3://bucket/job"', "model__weights": '"models/w.safetensors"'}
     loaded = job(tmp_path, '[checkpoint]\nfolder = "{storage}/saved/of-{run}"', **settings)
-    plan = plan_of(loaded, hosts=("a", "b"), run_folder=tmp_path / "run")
+    plan = needs_of(loaded, hosts=("a", "b"), run_folder=tmp_path / "run")
     assert (plan.storage, plan.bucket, plan.refuses) == (None, "s3://bucket/job", ())
     assert plan.needs == ("s3://bucket/job/photos", "s3://bucket/job/models/w.safetensors")
     assert (plan.saves, plan.writable) == ("s3://bucket/job/saved", str(tmp_path / "run"))
-    quick = plan_of(loaded, hosts=("a", "b"), run_folder=tmp_path / "run", quick=True)
+    quick = needs_of(loaded, hosts=("a", "b"), run_folder=tmp_path / "run", quick=True)
     assert (quick.bucket, quick.saves, quick.needs) == (None, None, ())
 
 
@@ -205,7 +205,7 @@ def test_pretrained_weights_say_how_much_room_is_needed(tmp_path):
     (tmp_path / "store").mkdir()
     with (tmp_path / "store" / "big.safetensors").open("wb") as file:
         file.truncate(1 << 30)
-    plan = plan_of(job(tmp_path, model__weights='"big.safetensors"', team__ranks="4"))
+    plan = needs_of(job(tmp_path, model__weights='"big.safetensors"', team__ranks="4"))
     assert plan.shm_bytes == 4 << 30
     assert plan.free_bytes == (4 << 30) * 3
     assert plan.needs[-1] == str(tmp_path / "store" / "big.safetensors")
@@ -232,7 +232,7 @@ def test_a_modules_file_is_found_without_importing_it():
 def test_few_open_files_are_pointed_out(monkeypatch):
     need = needed(512, 8, 64)
     assert need > 1530  # three connections to each of 511 peers
-    plan = Plan(open_files=need)
+    plan = JobNeeds(open_files=need)
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
     found = machine.open_files(plan, "node0")
     assert found.level == "bad"
@@ -249,7 +249,7 @@ def test_few_open_files_are_pointed_out(monkeypatch):
 def test_the_doctor_computes_how_many_files_a_job_opens(tmp_path):
     settings = {"team.ranks": 8, "team.shards": 512}
     few, many = (
-        plan_of(job(tmp_path, **settings, **{"cluster.nodes": nodes}), hosts=("a", "b")).open_files
+        needs_of(job(tmp_path, **settings, **{"cluster.nodes": nodes}), hosts=("a", "b")).open_files
         for nodes in (2, 64)
     )
     assert few < 1024 < many
@@ -277,17 +277,20 @@ def test_nodes_measure_each_other_and_strangers_are_hung_up_on():
 def test_a_node_answers_what_it_cannot_do_with_the_reason():
     node = NodePart()
     assert "KeyError" in node.answer("dance", {})["error"]
-    assert node.answer("look", {"node": "a", "token": "t", "plan": Plan().to_json()})["answer"]["ports"] == []
+    assert (
+        node.answer("look", {"node": "a", "token": "t", "plan": JobNeeds().to_json()})["answer"]["ports"]
+        == []
+    )
 
 
 def started(script):
     """A line to a part that is this piece of Python, in place of a node's."""
-    return Line(Node("node1", (sys.executable, "-c", script), "try"))
+    return NodeChannel(Node("node1", (sys.executable, "-c", script), "try"))
 
 
 def test_a_node_that_is_ended_takes_its_mark_away(tmp_path):
-    plan = Plan(writable=str(tmp_path)).to_json()
-    line = Line(Node("node1", (sys.executable, "-m", "dure", "doctor", "--serve"), "try"))
+    plan = JobNeeds(writable=str(tmp_path)).to_json()
+    line = NodeChannel(Node("node1", (sys.executable, "-m", "dure", "doctor", "--serve"), "try"))
     try:
         line.wait_until_ready(60, 60)
         assert line.ask("look", 60, node="node1", token="t", plan=plan)["wrote"] == [str(tmp_path)]

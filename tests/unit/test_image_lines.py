@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dure.base.errors import JobError, UsageError
 from dure.image.mounts import Mounted, in_order, parse_mount, written
 from dure.image.runner import (
-    Place,
+    ContainerSpec,
     apptainer_command,
     bubblewrap_command,
     enroot_command,
@@ -25,7 +25,7 @@ MOUNTS = (
     Mounted("/mnt/shared", "/mnt/shared"),
     Mounted("/mnt/shared/checkpoints", "/mnt/shared/checkpoints", writable=True),
 )
-PLACE = Place(
+PLACE = ContainerSpec(
     IMAGE, MOUNTS, {"DURE_IMAGE": "ab12", "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}, "/mnt/shared"
 )
 COMMAND = ["/opt/dure/bin/python", "-m", "dure", "train", "/mnt/shared/job.toml"]
@@ -144,7 +144,7 @@ def test_a_conversion_is_shown_without_being_done():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_pyxis_and_enroot_cannot_say_is_refused_by_name(name):
-    place = Place(IMAGE, (Mounted(f"/data/{name}", "/data/x"),))
+    place = ContainerSpec(IMAGE, (Mounted(f"/data/{name}", "/data/x"),))
     if name in {"-rf"}:
         assert "/data/-rf:" in pyxis_options(place)[1]
         return
@@ -152,21 +152,21 @@ def test_what_pyxis_and_enroot_cannot_say_is_refused_by_name(name):
         with pytest.raises(JobError, match="rename it"):
             line()
     with pytest.raises(JobError, match="rename it"):
-        enroot_command(Place(f"/data/{name}.sqsh"), ["true"])
+        enroot_command(ContainerSpec(f"/data/{name}.sqsh"), ["true"])
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b", "a\\b", 'a"b', "a\nb"])
 def test_what_apptainer_cannot_say_is_refused_by_name(name):
     with pytest.raises(JobError, match="apptainer's --bind cannot say"):
-        apptainer_command(Place(IMAGE, (Mounted("/data/x", f"/data/{name}"),)), ["true"])
+        apptainer_command(ContainerSpec(IMAGE, (Mounted("/data/x", f"/data/{name}"),)), ["true"])
 
 
 def test_values_that_a_runner_would_split_are_refused_or_kept_whole():
-    place = Place(IMAGE, environment={"NCCL_IB_HCA": "mlx5_0,mlx5_1"})
+    place = ContainerSpec(IMAGE, environment={"NCCL_IB_HCA": "mlx5_0,mlx5_1"})
     with pytest.raises(JobError, match="NCCL_IB_HCA"):
         pyxis_options(place)
     with pytest.raises(JobError, match="line break"):
-        enroot_command(Place(IMAGE, environment={"DURE_X": "a\nDURE_Y=b"}), ["true"])
+        enroot_command(ContainerSpec(IMAGE, environment={"DURE_X": "a\nDURE_Y=b"}), ["true"])
     assert "APPTAINERENV_NCCL_IB_HCA=mlx5_0,mlx5_1" in apptainer_command(place, ["true"])
 
 
@@ -177,14 +177,14 @@ def test_an_image_by_a_relative_path_is_refused():
         lambda place: own_command("p", place, []),
     ):
         with pytest.raises(JobError, match="absolute"):
-            line(Place("x.sqsh"))
+            line(ContainerSpec("x.sqsh"))
 
 
 @given(source=paths, target=paths, writable=st.booleans(), arguments=st.lists(names, max_size=3))
 def test_every_path_is_one_argument_of_ours_and_comes_back_as_it_was(source, target, writable, arguments):
     mount = Mounted(source, target, writable)
     assert parse_mount(written(mount)) == mount
-    line = own_command("python3", Place("/x.sqsh", (mount,)), arguments)
+    line = own_command("python3", ContainerSpec("/x.sqsh", (mount,)), arguments)
     assert line[line.index("--mount") + 1] == written(mount)
     assert line[line.index("--") + 2 :] == arguments
     inner = bubblewrap_command("/tree", (mount,), arguments)
@@ -200,8 +200,8 @@ def test_every_path_is_one_argument_of_ours_and_comes_back_as_it_was(source, tar
 def test_a_line_for_another_runner_has_the_same_fields_whatever_the_names_or_is_refused(
     source, target, value
 ):
-    place = Place("/x.sqsh", (Mounted(source, target),), {"DURE_X": value})
-    plain = Place("/x.sqsh", (Mounted("/data/s", "/data/t"),), {"DURE_X": "v"})
+    place = ContainerSpec("/x.sqsh", (Mounted(source, target),), {"DURE_X": value})
+    plain = ContainerSpec("/x.sqsh", (Mounted("/data/s", "/data/t"),), {"DURE_X": "v"})
     for line in (
         pyxis_options,
         lambda place: enroot_command(place, ["true"]),
@@ -220,7 +220,7 @@ def test_a_line_for_another_runner_has_the_same_fields_whatever_the_names_or_is_
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(source=paths, arguments=st.lists(names, min_size=1, max_size=3))
 def test_a_quoted_line_survives_a_real_shell(source, arguments):
-    line = own_command("python3", Place("/x.sqsh", (Mounted(source, source),)), arguments)
+    line = own_command("python3", ContainerSpec("/x.sqsh", (Mounted(source, source),)), arguments)
     shown = subprocess.run(
         ["sh", "-c", f"""printf '%s\\0' {shlex.join(line)}"""], capture_output=True, timeout=300, check=True
     ).stdout

@@ -6,7 +6,7 @@ import time
 
 from dure.base.errors import NotFinite, PeerLost
 from dure.launch.failure import Weight, describe, exit_words, fault_of, first_cause, is_aftermath, rank_failed
-from dure.launch.hang import Standing, who_waits_for_whom
+from dure.launch.hang import RankState, who_waits_for_whom
 from dure.observe.heartbeat import Beat, Phase
 
 
@@ -17,12 +17,12 @@ def words(error, rank=0):
         return describe(caught, rank)
 
 
-def standing(rank, phase, step=17, state="S", seconds=60.0):
-    return Standing(rank, Beat(step, phase, int((1000 - seconds) * 1e9), 100 + rank), state)
+def state(rank, phase, step=17, state="S", seconds=60.0):
+    return RankState(rank, Beat(step, phase, int((1000 - seconds) * 1e9), 100 + rank), state)
 
 
-def blame(*standings):
-    return who_waits_for_whom(standings, int(1000e9), 940.0)
+def blame(*states):
+    return who_waits_for_whom(states, int(1000e9), 940.0)
 
 
 def test_a_signal_comes_before_an_earlier_exception():
@@ -61,8 +61,8 @@ def test_ends_without_a_word_are_told_apart():
 
 
 def test_the_one_that_computes_is_to_blame_and_the_others_wait_for_it():
-    exchange = [standing(rank, Phase.EXCHANGE) for rank in (0, 1, 3)]
-    message, rank = blame(*exchange[:2], standing(2, Phase.COMPUTE, state="T"), exchange[2])
+    exchange = [state(rank, Phase.EXCHANGE) for rank in (0, 1, 3)]
+    message, rank = blame(*exchange[:2], state(2, Phase.COMPUTE, state="T"), exchange[2])
     assert rank == 2
     assert message == (
         "rank 2 has been in COMPUTE of step 17 for 60 s (stopped); "
@@ -71,24 +71,24 @@ def test_the_one_that_computes_is_to_blame_and_the_others_wait_for_it():
 
 
 def test_a_rank_stopped_in_the_exchange_is_to_blame_not_its_peers():
-    message, rank = blame(standing(0, Phase.EXCHANGE), standing(1, Phase.EXCHANGE, state="T"))
+    message, rank = blame(state(0, Phase.EXCHANGE), state(1, Phase.EXCHANGE, state="T"))
     assert rank == 1
     assert "rank 0 waits for it" in message
 
 
 def test_ranks_in_an_earlier_exchange_hold_up_the_others():
-    message, rank = blame(standing(0, Phase.EXCHANGE, step=8), standing(1, Phase.EXCHANGE, step=7))
+    message, rank = blame(state(0, Phase.EXCHANGE, step=8), state(1, Phase.EXCHANGE, step=7))
     assert rank == 1
     assert "rank 0 waits for it in the exchange of step 8" in message
 
 
 def test_when_all_wait_nobody_is_said_to_come():
-    message, _ = blame(standing(0, Phase.EXCHANGE), standing(1, Phase.EXCHANGE))
+    message, _ = blame(state(0, Phase.EXCHANGE), state(1, Phase.EXCHANGE))
     assert message.startswith("ranks 0, 1 have been in the exchange of step 17 for 60 s, and nobody comes")
 
 
 def test_a_rank_that_never_beat_is_starting():
-    message, rank = who_waits_for_whom([Standing(0, None, "R")], time.monotonic_ns(), time.monotonic() - 5)
+    message, rank = who_waits_for_whom([RankState(0, None, "R")], time.monotonic_ns(), time.monotonic() - 5)
     assert rank == 0
     assert "STARTING" in message
 

@@ -14,11 +14,11 @@ from dure.base.team_key import TeamKey
 from dure.comm.handshake import prove
 from dure.launch.lease import Lease, LeaseOver
 from dure.launch.nodes import connection as lines
-from dure.launch.nodes.connection import Line
+from dure.launch.nodes.connection import AgentConnection
 from dure.launch.nodes.join import Nodes, join
 from dure.launch.nodes.leader import Leader, agents_key, agents_purpose, listen_for_nodes
 from dure.launch.nodes.member import Member, reach_leader
-from dure.launch.nodes.membership import Council, Terms
+from dure.launch.nodes.membership import Membership, Terms
 from dure.launch.nodes.messages import Done, Hello, Ready, Refused, decode, encode
 
 KEY = TeamKey.random()
@@ -31,10 +31,10 @@ class Run:
     def __init__(self, nodes=2, lost_seconds=60.0):
         self.said = []
         terms = Terms(nodes, nodes, FACTS, "/run", 300.0, 3)
-        self.council = Council(terms, time.monotonic(), self.said.append, self.said.append)
+        self.membership = Membership(terms, time.monotonic(), self.said.append, self.said.append)
         self.listener = listen_for_nodes("127.0.0.1", 0)
         self.address = self.listener.getsockname()
-        self.leader = Leader(self.listener, self.council, lost_seconds, KEY)
+        self.leader = Leader(self.listener, self.membership, lost_seconds, KEY)
         self.lost_seconds = lost_seconds
         self.stack = contextlib.ExitStack()
 
@@ -179,7 +179,7 @@ def test_a_node_that_does_not_read_is_let_go(monkeypatch):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        line = Line(ours)
+        line = AgentConnection(ours)
         for _ in range(10_000):
             line.send(Refused("x" * 1000))
             if line.closed:
@@ -191,14 +191,14 @@ def test_a_node_that_does_not_read_is_let_go(monkeypatch):
 def test_a_fault_of_ours_in_handling_a_message_costs_its_connection_only(monkeypatch):
     with Run() as run:
         members = run.team()
-        hello = run.council.hello
+        hello = run.membership.hello
 
         def broken(node, now):
             if node.node == 5:
                 raise ZeroDivisionError
             return hello(node, now)
 
-        monkeypatch.setattr(run.council, "hello", broken)
+        monkeypatch.setattr(run.membership, "hello", broken)
         with run.authenticated() as connection:
             connection.sendall(encode(NODE_5))
             assert until_hung_up(connection) == b""
@@ -243,7 +243,7 @@ def test_a_node_that_is_started_again_before_it_was_missed_waits_until_it_is(tmp
             said = []
             host, port = run.address
             nodes = Nodes(2, 2, 1, host, port, 1, None, 60.0, 2.0, 3, FACTS)
-            run.council.terms.__dict__["run"] = str(tmp_path)
+            run.membership.terms.__dict__["run"] = str(tmp_path)
             with join(nodes, KEY, Lease(), lambda: tmp_path, said.append, lambda: None) as joined:
                 assert joined.run == tmp_path
             assert "taken by node1" in said[0]

@@ -150,20 +150,20 @@ def signed(body: Any) -> bytes:
     )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def spans(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a manifest."""
     found = [path] if path else []
     if isinstance(value, dict):
-        return found + [each for key, inner in value.items() for each in places(inner, (*path, key))]
+        return found + [each for key, inner in value.items() for each in spans(inner, (*path, key))]
     if isinstance(value, list):
-        return found + [each for key, inner in enumerate(value) for each in places(inner, (*path, key))]
+        return found + [each for key, inner in enumerate(value) for each in spans(inner, (*path, key))]
     return found
 
 
 def mutated(body: Any, dice: random.Random) -> Any:
     changed = copy.deepcopy(body)
     for _ in range(dice.randrange(1, 4)):
-        path = dice.choice(places(changed) or [()])
+        path = dice.choice(spans(changed) or [()])
         if not path:
             return changed
         *outer, last = path

@@ -14,7 +14,7 @@ from dure.checkpoint.slot import Record, Slot
 from dure.checkpoint.state import Share
 from dure.comm.group import Group
 from dure.comm.topology import KEEP_VARIABLE
-from dure.launch.state_memory import Keep
+from dure.launch.state_memory import StateMemory
 from dure.observe.events import Noted, Recorder, read_events
 
 
@@ -97,10 +97,10 @@ def test_any_flipped_byte_is_found(slot, tmp_path):
     trained = Trained(1, steps=1)
     filled(slot, trained, 1, 2)
     whole = slot.state(slot.records()[0])
-    for place in whole.table.places:
-        at = place.start + place.nbytes // 2
+    for span in whole.table.spans:
+        at = span.start + span.nbytes // 2
         whole.memory[at] ^= 1
-        assert [slot.sound(record) for record in slot.records()].count(False) == 1, place.name
+        assert [slot.sound(record) for record in slot.records()].count(False) == 1, span.name
         whole.memory[at] ^= 1
     assert all(slot.sound(record) for record in slot.records())
 
@@ -116,7 +116,7 @@ def test_a_record_that_was_cut_short_is_none():
 
 def test_the_newest_state_is_found_by_a_new_team_and_a_damaged_one_is_not():
     group = Group(None, 0, 1)
-    with Keep() as keep:
+    with StateMemory() as keep:
         trained = Trained(1)
         tier = memory_tier(keep.environment, 0, 1, group, 2)
         assert tier.newest() is None
@@ -155,7 +155,7 @@ def test_without_a_launcher_of_ours_there_is_no_tier():
 
 def test_states_too_large_for_the_memory_are_not_kept_and_it_is_said(monkeypatch):
     monkeypatch.setattr("dure.checkpoint.memory.free_memory_bytes", lambda: 1 << 10)
-    with Keep() as keep:
+    with StateMemory() as keep:
         tier = memory_tier(keep.environment, 0, 1, Group(None, 0, 1), 1)
         tier.begin(0)
         trained = Trained(1)
@@ -168,7 +168,7 @@ def test_states_too_large_for_the_memory_are_not_kept_and_it_is_said(monkeypatch
 
 def test_a_new_team_has_room_where_the_old_one_had(monkeypatch):
     trained = Trained(1)
-    with Keep() as keep:
+    with StateMemory() as keep:
         for step in (1, 4):
             tier = memory_tier(keep.environment, 0, 1, Group(None, 0, 1), 1)
             tier.begin(step)

@@ -17,7 +17,7 @@ from dure.engine.slurm.quoting import file_pattern, sbatch_word, shell_word, var
 from dure.engine.slurm.request import Request, _check_option, _seconds
 from dure.engine.slurm.script import script
 from dure.image.mounts import Mounted
-from dure.image.runner import Place, pyxis_options
+from dure.image.runner import ContainerSpec, pyxis_options
 
 GOLDEN = Path(__file__).with_name("slurm_scripts")
 PLAIN = Request(
@@ -43,7 +43,7 @@ REQUESTS = {
         srun_options=tuple(
             option.replace("cats-N", f"cats-{variable('job')}")
             for option in pyxis_options(
-                Place(
+                ContainerSpec(
                     "/shared/pytorch_squash.sqsh",
                     (
                         Mounted("/shared", "/shared"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dure.base.files import make_own_folder
 
-_FOLDERS = ("events", "logs", "errors", "stacks", "pulse")
+_FOLDERS = ("events", "logs", "errors", "stacks", "heartbeat")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RunFolder:
         return self.path / "restarts.jsonl"
 
     @property
-    def claim(self) -> Path:
+    def lock(self) -> Path:
         """Locked by the launcher whose run this is; tells its host and pid."""
         return self.path / "launcher.lock"
 
@@ -69,9 +69,9 @@ class RunFolder:
         """Where this rank stood when the team waited too long."""
         return self.path / "stacks" / f"rank-{rank}.txt"
 
-    def pulse(self, rank: int) -> Path:
+    def heartbeat(self, rank: int) -> Path:
         """What this rank does right now (a few bytes, mapped by the rank and the launcher)."""
-        return self.path / "pulse" / f"rank-{rank}"
+        return self.path / "heartbeat" / f"rank-{rank}"
 
     def create(self) -> None:
         """Make the folders that the ranks write into; PermissionError when one of them is another user's."""
@@ -84,5 +84,5 @@ class RunFolder:
         for name in _FOLDERS:
             with contextlib.suppress(OSError):
                 (self.path / name).rmdir()
-        if [entry.name for entry in self.path.iterdir()] == [self.claim.name]:
-            self.claim.unlink()
+        if [entry.name for entry in self.path.iterdir()] == [self.lock.name]:
+            self.lock.unlink()

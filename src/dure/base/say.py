@@ -80,11 +80,11 @@ def keep_output_harmless() -> None:
 def _as_it_is(error: UnicodeError) -> tuple[str | bytes, int]:
     """A path that is not UTF-8 must not be what ends a run: its bytes are printed as they are."""
     assert isinstance(error, UnicodeEncodeError)
-    letters = error.object[error.start : error.end]
+    outgoing = error.object[error.start : error.end]
     try:
-        return letters.encode(error.encoding, "surrogateescape"), error.end
+        return outgoing.encode(error.encoding, "surrogateescape"), error.end
     except UnicodeEncodeError:  # what stands for no byte, or what this encoding has no letter for
-        return letters.encode("ascii", "backslashreplace"), error.end
+        return outgoing.encode("ascii", "backslashreplace"), error.end
 
 
 def stdout_trouble() -> OSError | None:

@@ -68,8 +68,8 @@ class TeamKey:
 
 def new_word() -> str:
     """A key to be typed, such as `7h2k-m4qd-x90t`."""
-    letters = "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    return "-".join(letters[at : at + 4] for at in range(0, 12, 4))
+    outgoing = "".join(secrets.choice(_ALPHABET) for _ in range(12))
+    return "-".join(outgoing[at : at + 4] for at in range(0, 12, 4))
 
 
 def _canonical(text: str) -> str:

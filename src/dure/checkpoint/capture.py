@@ -25,7 +25,7 @@ from dure.checkpoint.state import (
     Sharing,
     State,
 )
-from dure.checkpoint.table import Place, Table, cut, dtype_named
+from dure.checkpoint.table import Table, TensorSpan, cut, dtype_named
 from dure.checkpoint.witness import LiveHash
 from dure.comm.group import Group
 from dure.comm.param_sync import flat
@@ -156,7 +156,7 @@ class _Stock:
     """Buffers that the model's own state_dict leaves out."""
     buffers: frozenset[str]
     table: Table
-    cuts: dict[Share, list[tuple[Place, int, int]]]
+    cuts: dict[Share, list[tuple[TensorSpan, int, int]]]
     """Of what all ranks hold, what each share is; as far as it was asked for."""
 
 
@@ -240,20 +240,20 @@ def _alike(stock: _Stock, share: Share, sharing: Sharing | None) -> Iterator[Pie
     """What all ranks hold is cut into equal shares."""
     own = stock.own
     if share not in stock.cuts:
-        places = stock.table.places
-        alike = [place for place in places if sharing is None or not place.name.startswith(OPTIMIZER)]
+        spans = stock.table.spans
+        alike = [span for span in spans if sharing is None or not span.name.startswith(OPTIMIZER)]
         stock.cuts[share] = list(cut(alike, share.part, share.parts))
-    for place, start, stop in stock.cuts[share]:
-        held = own.get(place.name)
-        values = _flat(stock.weights[place.name]) if held is None else held.flat()
-        yield Piece(place, start, stop, values[start:stop])
+    for span, start, stop in stock.cuts[share]:
+        held = own.get(span.name)
+        values = _flat(stock.weights[span.name]) if held is None else held.flat()
+        yield Piece(span, start, stop, values[start:stop])
 
 
 def _witness(stock: _Stock, share: Share, sharing: Sharing | None) -> LiveHash:
     """What the next share is in this replica; of buffers, which a forward pass may write, a copy."""
     watched = Share((share.part + 1) % share.parts, share.parts)
     return LiveHash(
-        (piece.offset, piece.values.clone() if piece.place.name in stock.buffers else piece.values)
+        (piece.offset, piece.values.clone() if piece.span.name in stock.buffers else piece.values)
         for piece in _alike(stock, watched, sharing)
     )
 
@@ -266,8 +266,8 @@ def _parts_of_rank(stock: _Stock, sharing: Sharing | None) -> Iterator[Piece]:
         length = held.value.numel()
         first, end = (length * at // sharing.nodes for at in (sharing.node, sharing.node + 1))
         if first < end:
-            place = stock.table.by_name[name]
-            yield Piece(place, held.start + first, held.start + end, held.flat()[first:end])
+            span = stock.table.by_name[name]
+            yield Piece(span, held.start + first, held.start + end, held.flat()[first:end])
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dure.checkpoint.find import entries
 from dure.checkpoint.load import load
 from dure.checkpoint.parts import header_of
 from dure.checkpoint.state import MODEL, WholeState
-from dure.checkpoint.table import Place, Table
+from dure.checkpoint.table import Table, TensorSpan
 from dure.checkpoint.where import open_to_read
 from dure.comm.group import Group
 from dure.device.fingerprint import raw_bytes
@@ -40,28 +40,28 @@ def export_weights(run: RunFolder, out: Path, step: int | None = None) -> dict[s
         which = "that can be used" if step is None else f"of step {step}"
         raise UsageError(f"{store.location} has no checkpoint {which}; see `dure checkpoints {run.path}`")
     left_out = set(whole.facts["model"]["not_persistent"])
-    places = [
-        place
-        for place in whole.table.places
-        if place.name.startswith(MODEL) and place.name.removeprefix(MODEL) not in left_out
+    spans = [
+        span
+        for span in whole.table.spans
+        if span.name.startswith(MODEL) and span.name.removeprefix(MODEL) not in left_out
     ]
-    places.sort(key=lambda place: -place.dtype.itemsize)
-    named = Table.of((place.name.removeprefix(MODEL), place.dtype, place.shape) for place in places)
-    head = header_of([(place, 0, place.numel) for place in named.places])
+    spans.sort(key=lambda span: -span.dtype.itemsize)
+    named = Table.of((span.name.removeprefix(MODEL), span.dtype, span.shape) for span in spans)
+    head = header_of([(span, 0, span.numel) for span in named.spans])
     try:
-        write_whole(out.absolute(), _content(head, whole, places))
+        write_whole(out.absolute(), _content(head, whole, spans))
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from None
     return {
         "file": str(out),
         "step": whole.facts["step"],
-        "tensors": len(places),
-        "bytes": len(head) + sum(place.nbytes for place in places),
+        "tensors": len(spans),
+        "bytes": len(head) + sum(span.nbytes for span in spans),
         "ties": whole.facts["model"]["ties"],
     }
 
 
-def _content(head: bytes, whole: WholeState, places: list[Place]) -> Iterator[bytes | memoryview]:
+def _content(head: bytes, whole: WholeState, spans: list[TensorSpan]) -> Iterator[bytes | memoryview]:
     yield head
-    for place in places:
-        yield raw_bytes(whole.elements(place.name))
+    for span in spans:
+        yield raw_bytes(whole.elements(span.name))

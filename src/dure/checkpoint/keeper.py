@@ -13,8 +13,8 @@ import torch
 from dure.base.errors import DureError
 from dure.checkpoint.find import newest_state
 from dure.checkpoint.manifest import Manifest
-from dure.checkpoint.retain import Keep
-from dure.checkpoint.save import Outcome, Saver, remove_unfinished
+from dure.checkpoint.retain import Retention
+from dure.checkpoint.save import Saver, SaveResult, remove_unfinished
 from dure.checkpoint.state import State, WholeState
 from dure.checkpoint.witness import LiveHash
 from dure.comm.group import Group
@@ -27,7 +27,7 @@ STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8
 
 
 class Keeper:
-    """Decides and saves. Ranks' wishes travel with the losses of a step, so that all decide alike."""
+    """Decides when to save. Step flags are OR-ed across ranks in the loss reduction, so all decide alike."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Keeper:
         alive: Callable[[], None] = lambda: None,
         finite: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        """`writers` are the same ranks with more patience, and once saving begins for the writing thread alone.
+        """`writers` are the same ranks with a longer timeout, and once saving begins for the writing thread alone.
 
         `stop` is there when the run shall stop; `alive` is called in long reads; `finite`: see `Saver`.
         """
@@ -56,11 +56,11 @@ class Keeper:
         self._saved_at = time.monotonic()
         self._begun_step = self._told_step = -1
         self._witness: LiveHash | None = None
-        self.last: Outcome | None = None
+        self.last: SaveResult | None = None
         """How the last save ended."""
         self.line = everyone.gather(_now(), "naming this run")[0]
         """When the run began that this one goes on with: `--fresh` begins another, and deletes nothing."""
-        keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
+        keep = Retention(settings.keep, settings.keep_every, settings.keep_best)
         self._saver = Saver(store, writers, keep, recorder.flush, self._done, finite)
 
     def resume(
@@ -68,7 +68,7 @@ class Keeper:
     ) -> WholeState | None:
         """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks,
         `also` other places in which it may be."""
-        # A rank may have to read much more than another: with the patience of a step, the others would give up.
+        # A rank may have to read much more than another: with the timeout of a step, the others would give up.
         patient = self._writers if node.size == self._writers.size else node
         whole = newest_state(self._store, self._writers, patient, accepts, self.tell, self._alive, also)
         if whole is not None:
@@ -93,7 +93,7 @@ class Keeper:
         """From a signal's handler: stop after the current step."""
         self._asked_to_stop = True
 
-    def wish(self) -> int:
+    def step_flags(self) -> int:
         """What this rank asks for in the step that begins."""
         late = time.monotonic() - self._saved_at >= (self._settings.every_seconds or float("inf"))
         return (
@@ -111,18 +111,18 @@ class Keeper:
     def _has_problem(self) -> bool:
         return self.last is not None and self.last.problem is not None
 
-    def due(self, wishes: int, step: int, *, judged: bool) -> bool:
-        """Whether all ranks save now, after a step in which they had these wishes. `judged`: it was evaluated."""
+    def due(self, flags: int, step: int, *, judged: bool) -> bool:
+        """Whether all ranks save now, after a step whose OR-ed flags are these. `judged`: it was evaluated."""
         settings = self._settings
         by_step = settings.every_steps and step % settings.every_steps == 0
-        if by_step or wishes & DUE or (judged and settings.keep_best is not None):
+        if by_step or flags & DUE or (judged and settings.keep_best is not None):
             self._pending = True
-        if wishes & STOP:
+        if flags & STOP:
             return self._begun_step != step
-        if self._pending and wishes & BUSY and not self._told:
+        if self._pending and flags & BUSY and not self._told:
             self._told = True
             self.tell(f"the checkpoint due after step {step} waits: the one before is still being written")
-        return self._pending and not wishes & BUSY
+        return self._pending and not flags & BUSY
 
     def save(self, state: State, alive: Callable[[], None]) -> None:
         """Begin to save; waits only for a checkpoint that is still being written, which `due` avoids."""
@@ -139,9 +139,9 @@ class Keeper:
             self._witness.wait()
             self._witness = None
 
-    def room(self, state: State) -> torch.Tensor:
+    def buffer(self, state: State) -> torch.Tensor:
         """The memory that such a state is copied to before it is written."""
-        return self._saver.room(state)
+        return self._saver.buffer(state)
 
     @property
     def keeps_best(self) -> bool:
@@ -168,7 +168,7 @@ class Keeper:
         if self._everyone.rank == 0:
             self._recorder.record(events.Noted(text))
 
-    def _done(self, outcome: Outcome) -> None:
+    def _done(self, outcome: SaveResult) -> None:
         self.last = outcome
         if self._everyone.rank == 0:
             self._recorder.record(

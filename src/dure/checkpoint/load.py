@@ -91,14 +91,14 @@ def read_verified(
     """Read a file to its end, put its pieces to their places, and compare its hash."""
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(min(CHUNK_BYTES, file.nbytes)))
-    places = list(_places(manifest, file)) if memory is not None else []
+    spans = list(_places(manifest, file)) if memory is not None else []
     for start in range(0, file.nbytes, CHUNK_BYTES):
         chunk = buffer[: min(CHUNK_BYTES, file.nbytes - start)]
         store.read_into(f"{path}/{file.name}", start, chunk)
         digest.update(chunk)
         alive()
         end = start + len(chunk)
-        for at, nbytes, into in places:
+        for at, nbytes, into in spans:
             low, high = max(at, start), min(at + nbytes, end)
             if low < high and memory is not None:
                 memory[into + low - at : into + high - at] = chunk[low - start : high - start]
@@ -110,7 +110,7 @@ def _places(manifest: Manifest, file: File) -> Iterator[tuple[int, int, int]]:
     """Of each piece: where it is in the file, its bytes, where it belongs in the whole state's memory."""
     at = file.data
     for position, start, stop in file.pieces:
-        place = manifest.table.places[position]
-        size = place.dtype.itemsize
-        yield at, (stop - start) * size, place.start + start * size
+        span = manifest.table.spans[position]
+        size = span.dtype.itemsize
+        yield at, (stop - start) * size, span.start + start * size
         at += (stop - start) * size

@@ -195,7 +195,7 @@ def _read_json(content: bytes) -> dict[str, Any]:
 def _refuse_what_does_not_add_up(table: Table, files: Sequence[File]) -> None:
     """Every element of every tensor must be in exactly one file, and nothing else; then no more memory is asked for
     than the files have bytes."""
-    if len(table.by_name) != len(table.places):
+    if len(table.by_name) != len(table.spans):
         raise CheckpointError(f"its {MANIFEST} cannot be right: a tensor is there twice")
     if len({file.name for file in files}) != len(files):
         raise CheckpointError(f"its {MANIFEST} cannot be right: a file is there twice")
@@ -203,23 +203,23 @@ def _refuse_what_does_not_add_up(table: Table, files: Sequence[File]) -> None:
     for file in files:
         nbytes = file.data
         for position, start, stop in file.pieces:
-            if position >= len(table.places) or not start < stop <= table.places[position].numel:
+            if position >= len(table.spans) or not start < stop <= table.spans[position].numel:
                 raise CheckpointError(f"its {MANIFEST} cannot be right: {file.name} has a piece of no tensor")
-            nbytes += (stop - start) * table.places[position].dtype.itemsize
+            nbytes += (stop - start) * table.spans[position].dtype.itemsize
             pieces.setdefault(position, []).append((start, stop))
         if nbytes != file.nbytes:
             raise CheckpointError(
                 f"its {MANIFEST} cannot be right: the pieces of {file.name} are {nbytes:,} bytes of {file.nbytes:,}"
             )
-    for position, place in enumerate(table.places):
+    for position, span in enumerate(table.spans):
         end = 0
         for start, stop in sorted(pieces.get(position, [])):
             if start != end:
                 break
             end = stop
-        if end != place.numel or sum(stop - start for start, stop in pieces.get(position, [])) != end:
+        if end != span.numel or sum(stop - start for start, stop in pieces.get(position, [])) != end:
             raise CheckpointError(
-                f"its {MANIFEST} cannot be right: {printable(place.name, 80)} is not there exactly once"
+                f"its {MANIFEST} cannot be right: {printable(span.name, 80)} is not there exactly once"
             )
 
 

@@ -148,11 +148,11 @@ class MemoryTier:
         self._unchecked = None
         return not slot.shared()
 
-    def rooms(self, state: State) -> list[torch.Tensor]:
+    def buffers(self, state: State) -> list[torch.Tensor]:
         """The memory that this rank's states will be copied to, if there is room for them."""
         if not self._have_room(state):
             return []
-        return [room for slot in self._slots for room in slot.rooms(state, self.share.parts)]
+        return [buffer for slot in self._slots for buffer in slot.buffers(state, self.share.parts)]
 
     def settle(self) -> None:
         """Wait until this rank has signed for the state that it kept last: only then it counts."""

@@ -14,7 +14,7 @@ import torch
 
 from dure.checkpoint.manifest import File
 from dure.checkpoint.state import Piece, State
-from dure.checkpoint.table import Place, Table
+from dure.checkpoint.table import Table, TensorSpan
 from dure.checkpoint.witness import fingerprint_of, is_not_finite
 from dure.device.copying import copy_into
 from dure.device.fingerprint import raw_bytes
@@ -41,14 +41,14 @@ class Snapshot:
     def take(self, state: State) -> None:
         """Copy the share: the only thing that a step has to wait for."""
         # Wide types first, so that every element is aligned in the memory and in the file without a gap.
-        ordered = sorted(state.pieces, key=lambda piece: (-piece.place.dtype.itemsize, piece.offset))
-        self.room(state)
+        ordered = sorted(state.pieces, key=lambda piece: (-piece.span.dtype.itemsize, piece.offset))
+        self.buffer(state)
         ends = itertools.accumulate(piece.nbytes for piece in ordered)
-        places = [end - piece.nbytes for piece, end in zip(ordered, ends, strict=True)]
-        copy_into(self._memory, places, [piece.values for piece in ordered])
+        spans = [end - piece.nbytes for piece, end in zip(ordered, ends, strict=True)]
+        copy_into(self._memory, spans, [piece.values for piece in ordered])
         # Without their values: those are the live replica's.
         self._pieces = tuple(replace(piece, values=_NOTHING) for piece in ordered)
-        self._places, self._table = places, state.table
+        self._places, self._table = spans, state.table
         alike = {id(piece) for piece in state.alike}
         chosen = [at for at, piece in enumerate(ordered) if id(piece) in alike]
         self._alike = sorted(chosen, key=lambda at: ordered[at].offset)
@@ -64,12 +64,12 @@ class Snapshot:
     def not_finite(self, matters: Callable[[str], bool]) -> str:
         """The first tensor with a number that is not finite, among those of which it matters; "" when there is none."""
         for piece, start in zip(self._pieces, self._places, strict=True):
-            values = self._memory[start : start + piece.nbytes].view(piece.place.dtype)
-            if is_not_finite(values) and matters(piece.place.name):
-                return piece.place.name
+            values = self._memory[start : start + piece.nbytes].view(piece.span.dtype)
+            if is_not_finite(values) and matters(piece.span.name):
+                return piece.span.name
         return ""
 
-    def room(self, state: State) -> torch.Tensor:
+    def buffer(self, state: State) -> torch.Tensor:
         """The memory that such a share is copied to."""
         nbytes = sum(piece.nbytes for piece in state.pieces)
         if self._memory.numel() != nbytes:
@@ -78,7 +78,7 @@ class Snapshot:
 
     def write(self, store: Store, folder: str, name: str) -> File:
         """Write the copy under `folder`/`name`; returns what the manifest has to say of it."""
-        head = header_of((piece.place, piece.start, piece.stop) for piece in self._pieces)
+        head = header_of((piece.span, piece.start, piece.stop) for piece in self._pieces)
         digest = hashlib.sha256()
         data = raw_bytes(self._memory)
 
@@ -91,8 +91,8 @@ class Snapshot:
                 yield chunk
 
         store.write_whole(f"{folder}/{name}", parts())
-        position = {place.name: at for at, place in enumerate(self._table.places)}
-        pieces = tuple((position[p.place.name], p.start, p.stop) for p in self._pieces)
+        position = {span.name: at for at, span in enumerate(self._table.spans)}
+        pieces = tuple((position[p.span.name], p.start, p.stop) for p in self._pieces)
         return File(name, len(head) + len(data), digest.hexdigest(), len(head), pieces)
 
 
@@ -106,19 +106,19 @@ def _staging(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def header_of(pieces: Iterable[tuple[Place, int, int]]) -> bytes:
+def header_of(pieces: Iterable[tuple[TensorSpan, int, int]]) -> bytes:
     """The first bytes of a file of these runs of tensors' elements, whose bytes follow each other without a gap.
 
     A whole tensor has its own name and shape; a run of one says which.
     """
     entries: dict[str, object] = {"__metadata__": {"format": "pt", "written_by": "dure"}}
     at = 0
-    for place, start, stop in pieces:
-        whole = stop - start == place.numel
-        nbytes = (stop - start) * place.dtype.itemsize
-        key = place.name if whole else f"{place.name}[{start}:{stop}]"
-        shape = list(place.shape) if whole else [stop - start]
-        code = _CODES.get(place.dtype)
+    for span, start, stop in pieces:
+        whole = stop - start == span.numel
+        nbytes = (stop - start) * span.dtype.itemsize
+        key = span.name if whole else f"{span.name}[{start}:{stop}]"
+        shape = list(span.shape) if whole else [stop - start]
+        code = _CODES.get(span.dtype)
         if code is None:  # a type that the format has no word for: its plain bytes
             code, shape = "U8", [nbytes]
         entries[key] = {"dtype": code, "shape": shape, "data_offsets": [at, at + nbytes]}

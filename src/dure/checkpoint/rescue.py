@@ -21,8 +21,8 @@ from typing import Literal
 from dure.base.errors import CheckpointError, DureError
 from dure.base.files import make_folders, make_own_folder
 from dure.checkpoint.background import Background
-from dure.checkpoint.retain import Keep
-from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
+from dure.checkpoint.retain import Retention
+from dure.checkpoint.save import WRITE_SECONDS, Saver, SaveResult
 from dure.checkpoint.state import State
 from dure.comm.group import Group
 from dure.storage import open_store
@@ -31,7 +31,7 @@ Kind = Literal["storage", "rescue", "temporary"]
 
 
 @dataclass(frozen=True)
-class Place:
+class RescueTarget:
     """Where a state may go."""
 
     kind: Kind
@@ -54,21 +54,21 @@ class Savers:
     """Who saves: all ranks, and those of this node."""
 
     everyone: Group
-    """For the rescue alone, with the patience of a long write."""
+    """For the rescue alone, with the timeout of a long write."""
     node_ranks: Group
     node: int
     nodes: int
 
 
-def temporary_places() -> list[Place]:
+def temporary_places() -> list[RescueTarget]:
     """Folders for temporary files, the user's own choice first."""
     wanted = [os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp"]
-    return [Place("temporary", folder) for folder in dict.fromkeys(wanted) if os.path.isdir(folder)]
+    return [RescueTarget("temporary", folder) for folder in dict.fromkeys(wanted) if os.path.isdir(folder)]
 
 
 def rescue(
     take: Callable[[], State],
-    places: Sequence[Place],
+    targets: Sequence[RescueTarget],
     key: str,
     team: Savers,
     finite: Callable[[str], bool],
@@ -81,8 +81,8 @@ def rescue(
     """
     found: list[Rescued] = []
     work = Background("rescue")
-    work.begin(lambda: found.append(_first_place(take, places, key, team, finite)))
-    deadline = time.monotonic() + WRITE_SECONDS * len(places) * team.nodes
+    work.begin(lambda: found.append(_first_place(take, targets, key, team, finite)))
+    deadline = time.monotonic() + WRITE_SECONDS * len(targets) * team.nodes
     while not work.wait(0.2):
         alive()
         if time.monotonic() > deadline:
@@ -92,46 +92,46 @@ def rescue(
 
 def _first_place(
     take: Callable[[], State],
-    places: Sequence[Place],
+    targets: Sequence[RescueTarget],
     key: str,
     team: Savers,
     finite: Callable[[str], bool],
 ) -> Rescued:
     troubles: list[str] = []
-    for place in places:
+    for target in targets:
         for node in range(team.nodes):
-            told = _tried(take, place, key, team.node_ranks, finite) if node == team.node else ""
+            told = _tried(take, target, key, team.node_ranks, finite) if node == team.node else ""
             answers = [text for text in team.everyone.gather(told, "saving a state elsewhere") if text]
             answer = json.loads(answers[0])
             if "trouble" not in answer:
-                return Rescued(place.kind, answer["folder"], answer["host"])
+                return Rescued(target.kind, answer["folder"], answer["host"])
             troubles.append(answer["trouble"])
     raise CheckpointError("; ".join(dict.fromkeys(troubles)) or "there is no other place to try")
 
 
 def _tried(
-    take: Callable[[], State], place: Place, key: str, ranks: Group, finite: Callable[[str], bool]
+    take: Callable[[], State], target: RescueTarget, key: str, ranks: Group, finite: Callable[[str], bool]
 ) -> str:
     """What came of it, the same on all ranks of this node."""
     own = ""
-    folder, trouble = place.folder, ""
+    folder, trouble = target.folder, ""
     if ranks.rank == 0:
         try:
-            if place.kind == "temporary":
+            if target.kind == "temporary":
                 folder = own = tempfile.mkdtemp(
-                    prefix="dure-rescue-", dir=place.folder
+                    prefix="dure-rescue-", dir=target.folder
                 )  # for this user alone
-            if place.kind != "storage" and "://" not in folder:
+            if target.kind != "storage" and "://" not in folder:
                 make_folders(Path(folder) / key)
                 make_own_folder(Path(folder) / key)  # nobody else's, who may have known the name
         except OSError as error:
-            trouble = f"{place.folder}: {error.strerror}"
+            trouble = f"{target.folder}: {error.strerror}"
     folder, trouble = json.loads(ranks.gather(json.dumps([folder, trouble]), "making room elsewhere")[0])
-    outcomes: list[Outcome] = []
+    outcomes: list[SaveResult] = []
     if not trouble:
-        location = folder if place.kind == "storage" else f"{folder.rstrip('/')}/{key}"
+        location = folder if target.kind == "storage" else f"{folder.rstrip('/')}/{key}"
         try:
-            saver = Saver(open_store(location), ranks, Keep(1), lambda: None, outcomes.append, finite)
+            saver = Saver(open_store(location), ranks, Retention(1), lambda: None, outcomes.append, finite)
             saver.begin(take())
             trouble = "" if saver.wait() else f"{location}: the write did not end"
         except DureError as error:

@@ -51,7 +51,7 @@ def _refuse_misfit(
                 f"{list(tensor.shape)}; it is of another model"
             )
     known = {MODEL + name for name, _ in named_weights(module)}
-    left = [p.name for p in whole.table.places if p.name.startswith(MODEL) and p.name not in known]
+    left = [p.name for p in whole.table.spans if p.name.startswith(MODEL) and p.name not in known]
     if left:
         raise CheckpointError(
             f"it has {printable(left[0].removeprefix(MODEL), 80)}, which the model has not; it is of another model"
@@ -71,7 +71,7 @@ def _restore_optimizer(
 ) -> None:
     told = whole.facts["optimizer"]
     keys: dict[str, list[str]] = {}
-    for place in whole.table.places:
+    for place in whole.table.spans:
         if place.name.startswith(OPTIMIZER):
             name, _, key = place.name.removeprefix(OPTIMIZER).rpartition("/")
             keys.setdefault(name, []).append(key)

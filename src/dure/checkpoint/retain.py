@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Keep:
+class Retention:
     """Which checkpoints stay."""
 
     last: int = 2
@@ -28,7 +28,7 @@ class Saved:
     """Of an evaluation at exactly this step; empty when there was none."""
 
 
-def removable(saved: Sequence[Saved], keep: Keep) -> list[str]:
+def removable(saved: Sequence[Saved], keep: Retention) -> list[str]:
     """The names of those that may go, the oldest first; never the newest. `saved` may come in any order."""
     by_step = sorted(saved, key=lambda each: each.step)
     stay = {each.name for each in by_step[-max(keep.last, 1) :]}

@@ -23,7 +23,7 @@ from dure.checkpoint.background import Background
 from dure.checkpoint.find import entries
 from dure.checkpoint.manifest import MANIFEST, PREFIX, SAVING, File, Manifest, check_files
 from dure.checkpoint.parts import Snapshot
-from dure.checkpoint.retain import Keep, Saved, removable
+from dure.checkpoint.retain import Retention, Saved, removable
 from dure.checkpoint.state import State
 from dure.checkpoint.witness import disagreeing
 from dure.comm.group import Group
@@ -49,7 +49,7 @@ class BadState(DureError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveResult:
     """How a save ended."""
 
     step: int
@@ -69,9 +69,9 @@ class Saver:
         self,
         store: Store,
         group: Group,
-        keep: Keep,
+        keep: Retention,
         flush: Callable[[], None],
-        done: Callable[[Outcome], None],
+        done: Callable[[SaveResult], None],
         finite: Callable[[str], bool] = lambda name: True,
     ) -> None:
         """`flush` is called before a checkpoint counts, `done` with how each save ended; both in the thread. `finite`
@@ -90,9 +90,9 @@ class Saver:
         """Whether a checkpoint is still being written."""
         return self._writing.busy
 
-    def room(self, state: State) -> torch.Tensor:
+    def buffer(self, state: State) -> torch.Tensor:
         """The memory that such a state's share is copied to."""
-        return self._snapshot.room(state)
+        return self._snapshot.buffer(state)
 
     def begin(self, state: State) -> float:
         """Copy this rank's share and start to write it; returns the seconds that the copy took. The replica must not be
@@ -123,7 +123,7 @@ class Saver:
                 return False
         return True
 
-    def _save(self, facts: dict[str, Any], empty: Manifest, witnessed: str) -> Outcome:
+    def _save(self, facts: dict[str, Any], empty: Manifest, witnessed: str) -> SaveResult:
         began = time.perf_counter()
         step = int(facts["step"])
         try:
@@ -132,8 +132,8 @@ class Saver:
         except Exception as error:  # whatever it is, training goes on and the user is told
             words = str(error) if isinstance(error, DureError) else f"{type(error).__name__}: {error}"
             problem = error.problem if isinstance(error, BadState) else None
-            return Outcome(step, None, words, seconds=time.perf_counter() - began, problem=problem)
-        return Outcome(step, name, None, nbytes, time.perf_counter() - began)
+            return SaveResult(step, None, words, seconds=time.perf_counter() - began, problem=problem)
+        return SaveResult(step, name, None, nbytes, time.perf_counter() - began)
 
     def _refuse_bad_state(self, step: int, witnessed: str) -> None:
         """Raise BadState, on all ranks, where replicas differ or a number is not finite."""

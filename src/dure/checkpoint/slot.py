@@ -123,7 +123,7 @@ class Slot:
 
         return sign
 
-    def rooms(self, state: State, parts: int) -> list[torch.Tensor]:
+    def buffers(self, state: State, parts: int) -> list[torch.Tensor]:
         """Where `fill` will copy this rank's part to."""
         memory = self._mapped(_tensors_at(parts) + state.table.nbytes)
         tensors = _bytes_of(memory, _tensors_at(parts), state.table.nbytes)

@@ -20,8 +20,8 @@ def spread(found: WholeState | None, giver: int, group: Group, *, wanted: bool) 
     told = (
         json.dumps([found.facts, found.table.to_plain()]) if found is not None and group.rank == giver else ""
     )
-    facts, places = json.loads(group.gather(told, what)[giver])
-    table = Table.from_plain(places)
+    facts, spans = json.loads(group.gather(told, what)[giver])
+    table = Table.from_plain(spans)
     gives = found is not None and group.rank == giver
     kept = torch.empty(table.nbytes, dtype=torch.uint8) if wanted else None
     passing = torch.empty(0 if gives or wanted else min(_CHUNK_BYTES, table.nbytes), dtype=torch.uint8)
@@ -38,5 +38,5 @@ def spread(found: WholeState | None, giver: int, group: Group, *, wanted: bool) 
 
 def _all_of(facts: dict[str, Any], table: Table, memory: torch.Tensor) -> State:
     whole = WholeState(facts, table, memory)
-    pieces = tuple(Piece(place, 0, place.numel, whole.elements(place.name)) for place in table.places)
+    pieces = tuple(Piece(span, 0, span.numel, whole.elements(span.name)) for span in table.spans)
     return State(facts, table, pieces, pieces)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dure.checkpoint.table import Place, Table
+from dure.checkpoint.table import Table, TensorSpan
 from dure.checkpoint.witness import LiveHash
 from dure.comm.group import Group
 from dure.device.copying import copy_into
@@ -63,7 +63,7 @@ class Share:
 class Piece:
     """A run of a tensor's elements."""
 
-    place: Place
+    span: TensorSpan
     start: int
     stop: int
     values: torch.Tensor
@@ -72,12 +72,12 @@ class Piece:
     @property
     def nbytes(self) -> int:
         """Of this run."""
-        return (self.stop - self.start) * self.place.dtype.itemsize
+        return (self.stop - self.start) * self.span.dtype.itemsize
 
     @property
     def offset(self) -> int:
         """Where it begins in the whole state's memory, in bytes."""
-        return self.place.start + self.start * self.place.dtype.itemsize
+        return self.span.start + self.start * self.span.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class WholeState:
 
     def elements(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """A run of a tensor's elements, flat; a view."""
-        place = self.table.by_name[name]
-        size = place.dtype.itemsize
-        end = place.numel if stop is None else stop
-        return typed(self.memory, place.dtype, place.start + start * size, (end - start) * size)
+        span = self.table.by_name[name]
+        size = span.dtype.itemsize
+        end = span.numel if stop is None else stop
+        return typed(self.memory, span.dtype, span.start + start * size, (end - start) * size)
 
 
 def typed(memory: torch.Tensor, dtype: torch.dtype, start: int, nbytes: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorSpan:
     """One tensor, and the bytes of the whole state's memory that are its own."""
 
     name: str
@@ -42,7 +42,7 @@ class Place:
 class Table:
     """All tensors of a state."""
 
-    places: tuple[Place, ...]
+    spans: tuple[TensorSpan, ...]
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Table:
@@ -52,13 +52,13 @@ class Table:
     @cached_property
     def nbytes(self) -> int:
         """Of the memory that holds them all."""
-        last = self.places[-1] if self.places else None
+        last = self.spans[-1] if self.spans else None
         return 0 if last is None else last.start + -(-last.nbytes // LINE_BYTES) * LINE_BYTES
 
     @cached_property
-    def by_name(self) -> dict[str, Place]:
+    def by_name(self) -> dict[str, TensorSpan]:
         """Each by its name."""
-        return {place.name: place for place in self.places}
+        return {span.name: span for span in self.spans}
 
     @cached_property
     def json(self) -> str:
@@ -67,7 +67,7 @@ class Table:
 
     def to_plain(self) -> list[list[Any]]:
         """For JSON."""
-        return [[p.name, str(p.dtype).removeprefix("torch."), list(p.shape)] for p in self.places]
+        return [[p.name, str(p.dtype).removeprefix("torch."), list(p.shape)] for p in self.spans]
 
     @classmethod
     def from_plain(cls, told: Any) -> Table:
@@ -81,12 +81,12 @@ class Table:
 @lru_cache(maxsize=4)
 def _laid_out(tensors: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> Table:
     """A run has the same table at every step, and its steps wait for it."""
-    places, start = [], 0
+    spans, start = [], 0
     for name, dtype, shape in tensors:
-        place = Place(name, dtype, shape, start)
-        places.append(place)
-        start += -(-place.nbytes // LINE_BYTES) * LINE_BYTES
-    return Table(tuple(places))
+        span = TensorSpan(name, dtype, shape, start)
+        spans.append(span)
+        start += -(-span.nbytes // LINE_BYTES) * LINE_BYTES
+    return Table(tuple(spans))
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -99,15 +99,15 @@ def dtype_named(name: str) -> torch.dtype:
     return found
 
 
-def cut(places: Iterable[Place], part: int, parts: int) -> Iterator[tuple[Place, int, int]]:
+def cut(spans: Iterable[TensorSpan], part: int, parts: int) -> Iterator[tuple[TensorSpan, int, int]]:
     """The `part`-th of `parts` about equal shares of these tensors: tensor, first element, end."""
-    known = [(place, -(-place.nbytes // LINE_BYTES)) for place in places]
+    known = [(span, -(-span.nbytes // LINE_BYTES)) for span in spans]
     lines = sum(length for _, length in known)
     first, end = part * lines // parts, (part + 1) * lines // parts
     at = 0
-    for place, length in known:
+    for span, length in known:
         low, high = max(first, at) - at, min(end, at + length) - at
         if low < high:
-            line = LINE_BYTES // place.dtype.itemsize
-            yield place, low * line, min(high * line, place.numel)
+            line = LINE_BYTES // span.dtype.itemsize
+            yield span, low * line, min(high * line, span.numel)
         at += length

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 
 from dure.base.errors import PeerLost, UsageError
 from dure.base.say import say
-from dure.observe.heartbeat import Phase, Pulse
+from dure.observe.heartbeat import Heartbeat, Phase
 
 TELL_SECONDS = 5.0
 """How long a rank waits before it leaves word."""
@@ -78,11 +78,11 @@ def _names(ranks: list[int]) -> str:
 class CallBoard:
     """This rank's place on the board. The training thread enters and leaves calls; a thread of its own watches."""
 
-    def __init__(self, store: Store | None, rank: int, ranks: int, pulse: Pulse) -> None:
+    def __init__(self, store: Store | None, rank: int, ranks: int, heartbeat: Heartbeat) -> None:
         self._store = store if ranks > 1 else None
         self._rank = rank
         self._ranks = ranks
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._call: str | None = None
         self._number = 0
         self._closing = threading.Event()
@@ -140,7 +140,7 @@ class CallBoard:
     def _watch(self) -> None:
         seen, since, told, before = (-1, (0, Phase.STARTING)), time.monotonic(), False, ""
         while not self._closing.wait(LOOK_SECONDS):
-            now = (self._number, self._pulse.last)
+            now = (self._number, self._heartbeat.last)
             call, waits = self._call, now[1][1] is Phase.EXCHANGE
             if now != seen or call is None or not waits:
                 seen, since, before = now, time.monotonic(), ""

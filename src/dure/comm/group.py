@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from dure.base.errors import PeerLost, UsageError
-from dure.comm.topology import World
+from dure.comm.topology import Topology
 
 JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
@@ -30,61 +30,65 @@ _teams = itertools.count(1)
 """Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
 
 
-def join_world(world: World, deadline_seconds: float) -> Store | None:
+def join_world(topology: Topology, deadline_seconds: float) -> Store | None:
     """Make the default process group (or keep the one a script already made). Returns the store that the ranks met in;
     None where they need none, or where the script made the group."""
     if dist.is_initialized():
         return None
     timeout = timedelta(seconds=deadline_seconds)
-    if world.size == 1:
+    if topology.size == 1:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timeout)
         return None
-    if _is_loopback(world.leader_host):
+    if _is_loopback(topology.leader_host):
         # A host name that resolves to nothing, or to another interface, must not matter on one machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = _store(world)
+    store = _store(topology)
     # Ranks leave their addresses in the store. A second team of the same ranks, under the same names, would find those
     # of the first one, where nobody listens any more, and wait.
     names = PrefixStore(f"team/{next(_teams)}", store)
-    if world.launcher in _AGENTS:
+    if topology.launcher in _AGENTS:
         store.set_timeout(timeout)
     else:
-        _wait_for_all(world, names)
-    dist.init_process_group("gloo", store=names, rank=world.rank, world_size=world.size, timeout=timeout)
+        _wait_for_all(topology, names)
+    dist.init_process_group(
+        "gloo", store=names, rank=topology.rank, world_size=topology.size, timeout=timeout
+    )
     return names
 
 
 @functools.cache
-def _store(world: World) -> Store:
+def _store(topology: Topology) -> Store:
     """Where these ranks meet, for as long as the process lives: a team that comes later meets there too."""
     deadline = timedelta(seconds=JOIN_SECONDS)
-    if world.launcher in _AGENTS:  # the agent holds the store
+    if topology.launcher in _AGENTS:  # the agent holds the store
         store: Store = next(rendezvous("env://", timeout=deadline))[0]
         return store
     try:
-        listener = _listener(world) if world.is_leader else None
+        listener = _listener(topology) if topology.is_leader else None
         return TCPStore(
-            world.leader_host,
-            world.leader_port,
-            world.size,
-            is_master=world.is_leader,
+            topology.leader_host,
+            topology.leader_port,
+            topology.size,
+            is_master=topology.is_leader,
             timeout=deadline,
             wait_for_workers=False,
             master_listen_fd=None if listener is None else listener.detach(),
         )
     except (dist.DistNetworkError, OSError) as error:
-        raise _cannot_meet(world, error) from None
+        raise _cannot_meet(topology, error) from None
 
 
-def _listener(world: World) -> socket.socket | None:
+def _listener(topology: Topology) -> socket.socket | None:
     """A port at the one address where the others look for rank 0: torch itself would listen at all of this host's.
 
     None where this host knows itself by another address than the others do: a name that is 127.0.1.1 here, a forwarded
     port. Then torch chooses.
     """
-    family, *_, address = socket.getaddrinfo(world.leader_host, world.leader_port, type=socket.SOCK_STREAM)[0]
+    family, *_, address = socket.getaddrinfo(
+        topology.leader_host, topology.leader_port, type=socket.SOCK_STREAM
+    )[0]
     own = str(address[0])
-    if own.startswith("127.") and world.leader_host not in (own, "localhost"):
+    if own.startswith("127.") and topology.leader_host not in (own, "localhost"):
         return None
     try:
         return socket.create_server(address[:2], family=family, backlog=2048)
@@ -94,30 +98,31 @@ def _listener(world: World) -> socket.socket | None:
         raise
 
 
-def _wait_for_all(world: World, store: Store) -> None:
+def _wait_for_all(topology: Topology, store: Store) -> None:
     """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
     try:
-        store.set(f"here/{world.rank}", "1")
-        for rank in range(world.size):
+        store.set(f"here/{topology.rank}", "1")
+        for rank in range(topology.size):
             store.wait([f"here/{rank}"], timedelta(seconds=JOIN_SECONDS))
     except dist.DistNetworkError as error:
-        raise _cannot_meet(world, error) from None
+        raise _cannot_meet(topology, error) from None
     except dist.DistStoreError:
-        missing = [rank for rank in range(world.size) if not store.check([f"here/{rank}"])]
+        missing = [rank for rank in range(topology.size) if not store.check([f"here/{rank}"])]
         raise PeerLost(
-            f"rank {world.rank} waited {JOIN_SECONDS:.0f} s at {world.leader_host}:{world.leader_port} for rank(s) "
-            f"{', '.join(map(str, missing))}; start all {world.size} ranks with the same --world-size and --master"
+            f"rank {topology.rank} waited {JOIN_SECONDS:.0f} s at "
+            f"{topology.leader_host}:{topology.leader_port} for rank(s) "
+            f"{', '.join(map(str, missing))}; start all {topology.size} ranks with the same --world-size and --master"
         ) from None
 
 
-def _cannot_meet(world: World, error: Exception) -> UsageError | PeerLost:
-    where = f"{world.leader_host}:{world.leader_port}"
+def _cannot_meet(topology: Topology, error: Exception) -> UsageError | PeerLost:
+    where = f"{topology.leader_host}:{topology.leader_port}"
     if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
         return UsageError(
-            f"port {world.leader_port} on {world.leader_host} is in use; choose another, for all ranks"
+            f"port {topology.leader_port} on {topology.leader_host} is in use; choose another, for all ranks"
         )
     return PeerLost(
-        f"rank {world.rank} cannot reach rank 0 at {where} within {JOIN_SECONDS:.0f} s: {_first_line(error)}"
+        f"rank {topology.rank} cannot reach rank 0 at {where} within {JOIN_SECONDS:.0f} s: {_first_line(error)}"
     )
 
 

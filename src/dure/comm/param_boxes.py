@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dure.comm.group import Group, naming_the_wait
-from dure.comm.shm_barrier import Meeting
+from dure.comm.shm_barrier import ShmBarrier
 from dure.comm.shm_segment import Offer, Segment, map_offer
 
 
@@ -35,7 +35,7 @@ class Outboxes(Protocol):
 
 
 class SharedBoxes:
-    """Boxes in shared memory. They are read where they were written, and the only cost is one meeting.
+    """Boxes in shared memory. They are read where they were written, and the only cost is one barrier.
 
     There are two sets, used in turn: who writes to a box has met everyone since it was last read.
     """
@@ -44,7 +44,7 @@ class SharedBoxes:
 
     def __init__(self, group: Group, nbytes: int, deadline_seconds: float) -> None:
         """Raises OSError where memory cannot be shared; on all ranks or on none."""
-        self._meeting = Meeting(group, 0, deadline_seconds)
+        self._barrier = ShmBarrier(group, 0, deadline_seconds)
         self._own = Segment(self.turns * max(nbytes, 1))
         told = group.gather(json.dumps(self._own.offer().as_list()), "sharing updated parameters")
         maps = [
@@ -62,13 +62,13 @@ class SharedBoxes:
 
     def deliver(self, turn: int, what: str) -> None:
         """See `Outboxes`."""
-        self._meeting.meet(what)
+        self._barrier.wait(what)
 
     def close(self) -> None:
         """See `Outboxes`."""
         self._boxes.clear()
         self._own.close()
-        self._meeting.close()
+        self._barrier.close()
 
 
 class GatheredBoxes:

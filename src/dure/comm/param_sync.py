@@ -13,7 +13,7 @@ import torch
 from dure.base.errors import ModelRefused
 from dure.comm.group import Group
 from dure.comm.param_boxes import Outboxes
-from dure.comm.shm_barrier import Meeting
+from dure.comm.shm_barrier import ShmBarrier
 from dure.comm.shm_segment import Offer, Segment, map_offer
 
 LINE_BYTES = 512
@@ -31,7 +31,7 @@ class Fragment:
     stop: int
 
 
-class Handover(Protocol):
+class ParamSync(Protocol):
     """What happens before and after each rank updates its part. Used by one thread."""
 
     def begin(self) -> None:
@@ -65,10 +65,10 @@ class Copied:
         self._turn = 0
 
     def begin(self) -> None:
-        """See `Handover`. Nobody else reads these weights."""
+        """See `ParamSync`. Nobody else reads these weights."""
 
     def end(self) -> None:
-        """See `Handover`."""
+        """See `ParamSync`."""
         send, receive = self._copies[self._turn]
         send.run()
         self._boxes.deliver(self._turn, WHAT)
@@ -76,7 +76,7 @@ class Copied:
         self._turn = (self._turn + 1) % self._boxes.turns
 
     def close(self) -> None:
-        """See `Handover`."""
+        """See `ParamSync`."""
         self._copies.clear()
         self._boxes.close()
 
@@ -104,7 +104,7 @@ class NodeMemory:
         self._segment = Segment(max(nbytes, 1)) if group.rank == 0 else None
         offer = self._segment.offer().as_list() if self._segment is not None else []
         told = group.gather(json.dumps(offer), "sharing weights")
-        self.meeting = Meeting(group, 0, deadline_seconds)
+        self.barrier = ShmBarrier(group, 0, deadline_seconds)
         mapped = self._segment.bytes if self._segment is not None else map_offer(Offer(*json.loads(told[0])))
         self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
 
@@ -112,7 +112,7 @@ class NodeMemory:
         """Let go of the descriptors; the memory lives as long as tensors look at it."""
         if self._segment is not None:
             self._segment.close()
-        self.meeting.close()
+        self.barrier.close()
 
 
 class OneMemory:
@@ -142,10 +142,10 @@ class OneMemory:
             parameter.data = there
             start += _lines(nbytes)
         self._versions = [parameter._version for parameter in named.values()]
-        memory.meeting.meet("sharing weights")
+        memory.barrier.wait("sharing weights")
 
     def begin(self) -> None:
-        """See `Handover`."""
+        """See `ParamSync`."""
         for version, (name, parameter) in zip(self._versions, self._named.items(), strict=True):
             if parameter._version != version:
                 raise ModelRefused(
@@ -153,15 +153,15 @@ class OneMemory:
                     "let every rank have weights of its own: train.shard_optimizer = false, or in a script "
                     "share_weights=False"
                 )
-        self._memory.meeting.meet(WHAT)
+        self._memory.barrier.wait(WHAT)
 
     def end(self) -> None:
-        """See `Handover`."""
+        """See `ParamSync`."""
         self._versions = [parameter._version for parameter in self._named.values()]
-        self._memory.meeting.meet(WHAT)
+        self._memory.barrier.wait(WHAT)
 
     def close(self) -> None:
-        """See `Handover`. The weights stay where they are, for as long as somebody looks at them."""
+        """See `ParamSync`. The weights stay where they are, for as long as somebody looks at them."""
         self._memory.close()
 
 

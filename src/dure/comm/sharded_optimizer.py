@@ -25,9 +25,9 @@ from dure.comm.param_sync import (
     LINE_BYTES,
     Copied,
     Fragment,
-    Handover,
     NodeMemory,
     OneMemory,
+    ParamSync,
     box_bytes,
     flat,
     whole_bytes,
@@ -119,10 +119,10 @@ class ShardedUpdate:
         optimizer: torch.optim.Optimizer,
         rank: int,
         ranks: int,
-        hand_over: Callable[[list[torch.nn.Parameter], list[list[Fragment]]], Handover],
+        make_param_sync: Callable[[list[torch.nn.Parameter], list[list[Fragment]]], ParamSync],
         on_waiting: Callable[[bool], None] = lambda waiting: None,
     ) -> None:
-        """`hand_over` is given the parameters and each rank's fragments of them, and may move the parameters;
+        """`make_param_sync` is given the parameters and each rank's fragments of them, and may move the parameters;
         `on_waiting` is told when waiting begins and ends.
 
         The optimizer is changed in place: its groups hold this rank's part, and state it has is cut too.
@@ -130,7 +130,7 @@ class ShardedUpdate:
         self._on_waiting = on_waiting
         self._parameters = list(_trained(optimizer))
         self._owned = cut([(p.numel(), p.element_size()) for p in self._parameters], ranks)
-        self._handover = hand_over(self._parameters, self._owned)
+        self._handover = make_param_sync(self._parameters, self._owned)
         self._places = [parameter.data_ptr() for parameter in self._parameters]
         self._rank = rank
         self._own = {id(self._parameters[fragment.parameter]): fragment for fragment in self._owned[rank]}
@@ -223,10 +223,10 @@ class ShardedUpdate:
 
 def handover_within(
     group: Group, module: torch.nn.Module, share_weights: bool, device: torch.device, deadline_seconds: float
-) -> Callable[[list[torch.nn.Parameter], list[list[Fragment]]], Handover]:
+) -> Callable[[list[torch.nn.Parameter], list[list[Fragment]]], ParamSync]:
     """How the ranks of `group` hand over their parts: in shared memory where they can, else by the backend."""
 
-    def in_one_memory(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> Handover | None:
+    def in_one_memory(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync | None:
         size = whole_bytes(parameters)
         memory = _on_all_or_none(group, lambda: NodeMemory(group, size, deadline_seconds))
         if memory is None:
@@ -236,14 +236,14 @@ def handover_within(
         named = {name: p for name, p in module.named_parameters() if p in moved}
         return OneMemory(memory, named, {name: t for name, t in tensors.items() if name not in named})
 
-    def copied(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> Handover:
+    def copied(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync:
         size = box_bytes(parameters, owned)
         boxes: Outboxes | None = None
         if device.type == "cpu":
             boxes = _on_all_or_none(group, lambda: SharedBoxes(group, size, deadline_seconds))
         return Copied(group.rank, parameters, owned, boxes or GatheredBoxes(group, size, device))
 
-    def best(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> Handover:
+    def best(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync:
         shared = in_one_memory(parameters, owned) if share_weights and device.type == "cpu" else None
         return shared or copied(parameters, owned)
 

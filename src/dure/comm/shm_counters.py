@@ -31,7 +31,7 @@ def line_bytes(ranks: int) -> int:
     return _LINE * ranks
 
 
-class Counters:
+class ShmCounters:
     """All ranks' counters, at most 16 a rank. Each counter is counted by one thread."""
 
     def __init__(self, shared: mmap.mmap, rank: int, pids: Sequence[int], deadline_seconds: float) -> None:

@@ -42,7 +42,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 @dataclass(frozen=True)
-class World:
+class Topology:
     """One rank's place among all ranks."""
 
     rank: int
@@ -93,13 +93,13 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read_world(
+def read_topology(
     environ: Mapping[str, str],
     *,
     rank: int | None = None,
     world_size: int | None = None,
     master: str | None = None,
-) -> World:
+) -> Topology:
     """Find this process's place from the arguments it was given and the environment it was started in.
 
     Raises `UsageError` when they are incomplete, contradict each other or make no sense.
@@ -176,7 +176,7 @@ def _require_all(settings: Mapping[str, _Setting], names: tuple[str, ...]) -> No
         )
 
 
-def _world_of_settings(settings: Mapping[str, _Setting], environ: Mapping[str, str]) -> World:
+def _world_of_settings(settings: Mapping[str, _Setting], environ: Mapping[str, str]) -> Topology:
     _require_all(settings, SIZES)
     size = settings["WORLD_SIZE"].number(1)
     rank = settings["RANK"].number(0, size - 1, f" ({settings['WORLD_SIZE'].name} is {size})")
@@ -197,7 +197,7 @@ def _world_of_settings(settings: Mapping[str, _Setting], environ: Mapping[str, s
     elif "RANK" in environ and "TORCHELASTIC_RUN_ID" in environ:
         # torchrun's own id is "none" unless its user gave one; the meeting point tells two runs apart.
         launcher, run_id = "torchrun", f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{host}-{port}"
-    return World(rank, size, local_rank, local_size, node, nodes, host, port, launcher, run_id)
+    return Topology(rank, size, local_rank, local_size, node, nodes, host, port, launcher, run_id)
 
 
 def _place(settings: Mapping[str, _Setting], rank: int, size: int) -> tuple[int, int, int, int]:
@@ -232,8 +232,8 @@ def _host(setting: _Setting) -> str:
     return setting.value
 
 
-def _alone() -> World:
-    return World(0, 1, 0, 1, 0, 1, LOOPBACK, 0, "alone", f"alone-{os.getpid()}")
+def _alone() -> Topology:
+    return Topology(0, 1, 0, 1, 0, 1, LOOPBACK, 0, "alone", f"alone-{os.getpid()}")
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _refuse_left_over_step(environ: Mapping[str, str], size: int, local_size: in
         )
 
 
-def _world_of_step(step: _Step, settings: Mapping[str, _Setting]) -> World:
+def _world_of_step(step: _Step, settings: Mapping[str, _Setting]) -> Topology:
     expected = {
         "RANK": step.rank,
         "WORLD_SIZE": step.size,
@@ -345,4 +345,4 @@ def _world_of_step(step: _Step, settings: Mapping[str, _Setting]) -> World:
     if "MASTER_PORT" in settings:
         port = settings["MASTER_PORT"].number(1, 65535)
     place = (step.rank, step.size, step.local_rank, step.local_size, step.node, len(step.hosts))
-    return World(*place, host, port, "srun", run_id=f"slurm-{step.job_id}.{step.step_id}")
+    return Topology(*place, host, port, "srun", run_id=f"slurm-{step.job_id}.{step.step_id}")

@@ -17,11 +17,11 @@ from dure.base.errors import JobError, UsageError
 from dure.base.files import read_at_most
 from dure.base.say import printable
 from dure.config.cluster import Mount
-from dure.config.sections import Group, Job
+from dure.config.sections import Job, ParamGroup
 
 LONGEST_JOB = 1 << 20
 _DEEPEST = 32
-_LISTS = {"groups": Group, "mounts": Mount}
+_LISTS = {"groups": ParamGroup, "mounts": Mount}
 """Settings that are lists of tables."""
 
 

@@ -90,7 +90,7 @@ class Eval(Section):
     """Evaluate after every so many epochs; 0: once, at the end."""
 
 
-class Group(Section):
+class ParamGroup(Section):
     """Other optimizer settings for some parameters."""
 
     match: str
@@ -110,7 +110,7 @@ class Train(Section):
     """Learning rate."""
     optimizer_args: dict[str, Any] = Field(default={})
     """Further keyword arguments of the optimizer. Fused kernels are used where torch has them."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParamGroup, ...] = ()
     """Parameter groups with settings of their own."""
     shard_optimizer: bool = False
     """Each rank of a node updates its part of the weights and holds the optimizer's state for that part alone,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from dure.base.errors import UsageError
 from dure.data.dataset import SeededSamples
 from dure.data.ledger import mark_of
-from dure.data.seeds import plant, seed_of
+from dure.data.seeds import seed_all, seed_of
 from dure.data.shards import Split, parts_of, shards_of_rank
 
 MANY_IDS = 64
@@ -63,7 +63,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Which samples, in which order, on which rank: everything but the data itself."""
 
     split: Split
@@ -109,7 +109,7 @@ class Batches:
     def __init__(
         self,
         dataset: Dataset[Any],
-        plan: Plan,
+        plan: BatchPlan,
         *,
         steps: int,
         start: int = 0,
@@ -194,7 +194,7 @@ class Batches:
                 for shard, of_shard in zip(own, ids, strict=True)
             )
             # What the user draws next, between two steps, is then the same on every rank.
-            plant(seed_of(self.plan.seed, self._place, "batch", step))
+            seed_all(seed_of(self.plan.seed, self._place, "batch", step))
             yield Batch(
                 epoch=epoch,
                 step=step,
@@ -212,7 +212,7 @@ class Batches:
 class _Keys:
     """The (epoch, sample) keys of every micro-batch of this rank, in the order they are used."""
 
-    def __init__(self, plan: Plan, start: int, steps: int) -> None:
+    def __init__(self, plan: BatchPlan, start: int, steps: int) -> None:
         self._plan, self._start, self._steps = plan, start, steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:

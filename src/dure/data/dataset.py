@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from dure.base.errors import JobError, ModelRefused
-from dure.data.seeds import plant, seed_of
+from dure.data.seeds import seed_all, seed_of
 
 
 class SeededSamples(Dataset[Any]):
@@ -22,7 +22,7 @@ class SeededSamples(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, sample = key
-        plant(seed_of(self._seed, self._place, epoch, sample))
+        seed_all(seed_of(self._seed, self._place, epoch, sample))
         return self._dataset[sample]
 
 

@@ -15,7 +15,7 @@ def seed_of(seed: int, *place: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def plant(seed: int) -> None:
+def seed_all(seed: int) -> None:
     """Start torch's, numpy's and Python's global generators anew."""
     # torch.manual_seed seeds every kind of device, and notes the caller's stack for those that are not up: 100 µs.
     torch.default_generator.manual_seed(seed)

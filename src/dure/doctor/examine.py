@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 
 from dure.doctor.checks import agreement
 from dure.doctor.finding import Finding, bad, good
-from dure.doctor.plan import Plan
-from dure.doctor.reach import Failed, Line, Node, Unreached
+from dure.doctor.plan import JobNeeds
+from dure.doctor.reach import Failed, Node, NodeChannel, Unreached
 from dure.doctor.words import HEADINGS
 
 _REACH_SECONDS = 60.0
@@ -45,7 +45,7 @@ class Examination:
         return tuple(node for node in self.nodes if node in failing)
 
 
-def examine(plan: Plan, nodes: Sequence[Node]) -> Examination:
+def examine(plan: JobNeeds, nodes: Sequence[Node]) -> Examination:
     """Examine these nodes."""
     names = tuple(node.name for node in nodes)
     token = uuid.uuid4().hex
@@ -75,14 +75,14 @@ class _Conversation:
         self.lost: list[Finding] = []
         """What became of those that are not heard of any more."""
         self._nodes = nodes
-        self._lines: dict[str, Line] = {}
-        self._opened: list[Line] = []
+        self._lines: dict[str, NodeChannel] = {}
+        self._opened: list[NodeChannel] = []
         self._pool = ThreadPoolExecutor(len(nodes))
 
     def __enter__(self) -> Self:
         try:
             for node in self._nodes:
-                self._opened.append(Line(node))
+                self._opened.append(NodeChannel(node))
         except BaseException:
             self._end()
             raise
@@ -92,7 +92,9 @@ class _Conversation:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def each(self, ask: Callable[[str, Line], T], among: Collection[str] | None = None) -> dict[str, T]:
+    def each(
+        self, ask: Callable[[str, NodeChannel], T], among: Collection[str] | None = None
+    ) -> dict[str, T]:
         """What each node answers, all asked at once; one that does not is lost."""
         asked = {
             name: self._pool.submit(ask, name, line)
@@ -117,7 +119,7 @@ class _Conversation:
         self._pool.shutdown()
 
 
-def _lost(line: Line, error: Unreached) -> Finding:
+def _lost(line: NodeChannel, error: Unreached) -> Finding:
     name = line.node.name
     if isinstance(error, Failed):
         return bad("reach", name, "reach.failed", reason=str(error))
@@ -126,7 +128,7 @@ def _lost(line: Line, error: Unreached) -> Finding:
     return bad("reach", name, "reach.silent", reason=str(error), attempt=line.node.attempt)
 
 
-def _skew(line: Line) -> tuple[float, float]:
+def _skew(line: NodeChannel) -> tuple[float, float]:
     """How far the node's clock is from ours, and how sure that is: half the time that asking took."""
     before = time.time()
     there = float(line.ask("time", _REACH_SECONDS))
@@ -134,7 +136,7 @@ def _skew(line: Line) -> tuple[float, float]:
     return there - (before + after) / 2, (after - before) / 2
 
 
-def _side_by_side(plan: Plan, looks: Mapping[str, Look]) -> list[Finding]:
+def _side_by_side(plan: JobNeeds, looks: Mapping[str, Look]) -> list[Finding]:
     if not looks:
         return []
     findings = [good("reach", name, "reach.answers") for name in looks] if plan.several else []
@@ -162,7 +164,7 @@ def _storage_both_ways(team: _Conversation, looks: Mapping[str, Look]) -> list[F
     ]
 
 
-def _ask_for(question: str, values: Mapping[str, Any], _: str, line: Line) -> Any:
+def _ask_for(question: str, values: Mapping[str, Any], _: str, line: NodeChannel) -> Any:
     return line.ask(question, _REACH_SECONDS, **values)
 
 
@@ -179,7 +181,7 @@ def _pairs(team: _Conversation, looks: Mapping[str, Look]) -> list[dict[str, Any
 
 
 def _call(
-    looks: Mapping[str, Look], called: Mapping[str, str], name: str, line: Line
+    looks: Mapping[str, Look], called: Mapping[str, str], name: str, line: NodeChannel
 ) -> list[dict[str, Any]]:
     look = looks[called[name]]
     return list(line.ask("call", _CALL_SECONDS, address=look["address"], ports=look["ports"]))

@@ -18,7 +18,7 @@ from dure.base.in_image import digest_inside
 from dure.doctor.checks import bucket, machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding, bad
-from dure.doctor.plan import Plan
+from dure.doctor.plan import JobNeeds
 
 READY = "dure-doctor-ready"
 """The first line that a node says. Whatever a login shell prints comes before it."""
@@ -62,7 +62,7 @@ class NodePart:
         self._outside = outside
         self._name = ""
         self._token = ""
-        self._plan = Plan()
+        self._plan = JobNeeds()
         self._address: str | None = None
         self._listener: Listener | None = None
         self._asked: dict[str, Callable[..., Any]] = {
@@ -81,7 +81,7 @@ class NodePart:
 
     def look(self, node: str, token: str, plan: dict[str, Any]) -> dict[str, Any]:
         """Check what can be checked here alone; leave a mark in the storage and listen, for the others to find."""
-        self._name, self._token, self._plan = node, token, Plan.from_json(plan)
+        self._name, self._token, self._plan = node, token, JobNeeds.from_json(plan)
         if self._outside is not None:  # what refuses to be written is the image's business
             self._plan = replace(self._plan, refuses=())
         findings, self._address = local_findings(self._plan, node, token)
@@ -125,7 +125,7 @@ class NodePart:
             self._listener.close()
 
 
-def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], str | None]:
+def local_findings(plan: JobNeeds, node: str, token: str) -> tuple[list[Finding], str | None]:
     """What a node finds by itself, and the address that its ranks will talk from. Leaves a mark in the storage."""
     findings = []
     if plan.storage is not None:
@@ -148,7 +148,7 @@ def local_findings(plan: Plan, node: str, token: str) -> tuple[list[Finding], st
     return findings, address
 
 
-def _in_buckets(plan: Plan, node: str, token: str) -> list[Finding]:
+def _in_buckets(plan: JobNeeds, node: str, token: str) -> list[Finding]:
     findings = []
     if plan.bucket is not None or any("://" in path for path in plan.needs):
         findings.append(bucket.there(plan, node))
@@ -159,7 +159,7 @@ def _in_buckets(plan: Plan, node: str, token: str) -> list[Finding]:
     return findings
 
 
-def _written(plan: Plan, findings: Iterable[Finding]) -> list[str]:
+def _written(plan: JobNeeds, findings: Iterable[Finding]) -> list[str]:
     """The places in which this node has left a mark."""
     taken = {found.words for found in findings if found.check == "read_write" and found.level == "ok"}
     places = {"read_write.takes": plan.writable, "read_write.puts": plan.saves}

@@ -21,7 +21,7 @@ _STATES = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class JobNeeds:
     """What is checked on each node. Plain values only: it is sent to the nodes."""
 
     hosts: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Plan:
+    def from_json(cls, raw: Mapping[str, Any]) -> JobNeeds:
         """The inverse of `to_json`."""
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()
@@ -72,9 +72,9 @@ class Plan:
         return cls(**fields)
 
 
-def plan_without_job(hosts: Sequence[str], interface: str | None = None, port: int = PORT) -> Plan:
+def needs_without_job(hosts: Sequence[str], interface: str | None = None, port: int = PORT) -> JobNeeds:
     """What every job asks of its nodes."""
-    return Plan(
+    return JobNeeds(
         hosts=tuple(hosts),
         interface=interface,
         port=port,
@@ -83,7 +83,7 @@ def plan_without_job(hosts: Sequence[str], interface: str | None = None, port: i
     )
 
 
-def plan_of(
+def needs_of(
     loaded: LoadedJob,
     job_file: Path | None = None,
     hosts: Sequence[str] = (),
@@ -92,7 +92,7 @@ def plan_of(
     run_folder: Path | None = None,
     shared: bool = False,
     quick: bool = False,
-) -> Plan:
+) -> JobNeeds:
     """What this job asks of its nodes. `quick`: only what makes it fail for certain.
 
     `run_folder`: where the run will be, if that is known already; else in the storage, if it is `shared` with other
@@ -105,7 +105,7 @@ def plan_of(
     # On one machine nobody else's data is at stake; on several the documents' picture is enforced.
     enforced = len(hosts) > 1 or job.cluster.image is not None
     weights = _weights_bytes(loaded)
-    return Plan(
+    return JobNeeds(
         hosts=tuple(hosts),
         ranks=job.team.ranks,
         threads=job.team.threads,

@@ -14,7 +14,7 @@ from dure.config import LoadedJob
 from dure.doctor.checks import storage
 from dure.doctor.finding import Finding
 from dure.doctor.node import local_findings
-from dure.doctor.plan import plan_of
+from dure.doctor.plan import needs_of
 from dure.doctor.words import in_one_line
 
 _CERTAIN = {"storage", "read_write", "space", "shm", "files", "interface"}
@@ -29,7 +29,7 @@ def quick_checks(
     `leader`: the first node's name or address, where there are several nodes. `run_folder`: where the run will be.
     """
     node, token = socket.gethostname(), uuid.uuid4().hex
-    plan = plan_of(
+    plan = needs_of(
         loaded,
         hosts=() if leader is None else (leader, node),
         run_folder=run_folder,

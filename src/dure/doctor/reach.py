@@ -47,7 +47,7 @@ class Failed(Unreached):
     """A node answered that it could not do what it was asked to."""
 
 
-class Line:
+class NodeChannel:
     """A conversation with one node."""
 
     def __init__(self, node: Node) -> None:

@@ -18,7 +18,7 @@ from dure.doctor.checks.storage import MARK
 from dure.doctor.examine import Examination, examine
 from dure.doctor.finding import Finding, note
 from dure.doctor.inside import Order
-from dure.doctor.plan import PORT, Plan, plan_of, plan_without_job
+from dure.doctor.plan import PORT, JobNeeds, needs_of, needs_without_job
 from dure.doctor.reach import Node
 from dure.doctor.report import as_object, show
 from dure.doctor.words import HEADINGS, TITLES
@@ -157,13 +157,13 @@ def _plan(
     order: Order | None,
     *,
     shared: bool,
-) -> Plan:
+) -> JobNeeds:
     if loaded is None:
-        return plan_without_job(hosts, port=port)
+        return needs_without_job(hosts, port=port)
     run_folder = asked.run_dir if order is None or order.of_any_run else order.run_folder
     if shared and run_folder is None:
         _runs_in_storage(loaded)  # refused, where it is a bucket
-    return plan_of(loaded, asked.job, hosts, port=port, run_folder=run_folder, shared=shared)
+    return needs_of(loaded, asked.job, hosts, port=port, run_folder=run_folder, shared=shared)
 
 
 def _runs_in_storage(loaded: LoadedJob) -> Path:

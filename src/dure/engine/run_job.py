@@ -33,7 +33,7 @@ from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
 from dure.launch.nodes.key_by_hand import wait_for_key_file
 from dure.launch.restart_policy import Restart
-from dure.launch.run_lock import Claim
+from dure.launch.run_lock import RunLock
 from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run, record_restart
 from dure.observe.display import Display
@@ -62,7 +62,7 @@ class Admission:
     key: TeamKey
     lease: Lease = field(default_factory=Lease)
     """Ended by a supervisor, where there is one."""
-    claim_seconds: float = 0.0
+    lock_seconds: float = 0.0
     """How long the leader waits for another launch to let go of the run's folder."""
 
 
@@ -89,7 +89,7 @@ def run_job(
                     loaded.job.name,
                     goes_on=_resumable(loaded),
                     fresh=start.fresh,
-                    claim_seconds=admission.claim_seconds if admission is not None else 0.0,
+                    lock_seconds=admission.lock_seconds if admission is not None else 0.0,
                 )
             )
             if nodes is not None:  # before any node starts a rank
@@ -330,7 +330,7 @@ def _launch(
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=tick,
-            grace_seconds=0.0,  # a rank has nothing to do after its last word, and takes SIGTERM for a wish to save
+            grace_seconds=0.0,  # a rank has nothing to do after its last word, and takes SIGTERM as a request to save
             max_restarts=team.max_restarts,
             min_ranks=team.min_ranks,
             on_restart=restarted,
@@ -400,7 +400,7 @@ def _set_aside(folder: RunFolder) -> None:
     aside = next(
         place for n in itertools.count(1) if not (place := path.with_name(f"{path.name}.{n}")).exists()
     )
-    with Claim(folder):  # nobody trains there
+    with RunLock(folder):  # nobody trains there
         try:
             path.rename(aside)
         except OSError as error:
@@ -415,11 +415,11 @@ def new_run(
     *,
     goes_on: bool = False,
     fresh: bool = False,
-    claim_seconds: float = 0.0,
+    lock_seconds: float = 0.0,
 ) -> Iterator[RunFolder]:
     """The run's folder, for this launch alone: one that holds no run yet, unless this is a run that `goes_on`.
 
-    Another launch that has it is given `claim_seconds` to let go. When the command is refused within (UsageError), a
+    Another launch that has it is given `lock_seconds` to let go. When the command is refused within (UsageError), a
     folder that was made for it is taken away again.
     """
     path = run_dir or named_by_time(name)
@@ -437,7 +437,7 @@ def new_run(
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot make the run folder {path}: {reason}; give another --run-dir") from None
     try:
-        with Claim(folder, claim_seconds):
+        with RunLock(folder, lock_seconds):
             yield folder
     except UsageError:
         if folder.path in made:

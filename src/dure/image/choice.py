@@ -11,7 +11,7 @@ from dure.base.errors import JobError
 from dure.base.say import say
 from dure.config import LoadedJob
 from dure.image.digest import digest_of, recorded, verified
-from dure.image.runner import Place, apptainer_command, enroot_command
+from dure.image.runner import ContainerSpec, apptainer_command, enroot_command
 
 _PROGRAMS = {"enroot": ("enroot",), "apptainer": ("apptainer", "singularity"), "bubblewrap": ("bwrap",)}
 _TRIAL_SECONDS = 60.0
@@ -78,7 +78,7 @@ def _trouble(runner: str, program: str, image: Path) -> str:
     By trying: what enroot needs (folders it may write to, user namespaces, squashfuse and fuse-overlayfs that know the
     image's compression) differs from version to version, and so does what apptainer needs without its setuid part.
     """
-    place, nothing = Place(str(image)), ["/bin/sh", "-c", ":"]
+    place, nothing = ContainerSpec(str(image)), ["/bin/sh", "-c", ":"]
     if runner == "enroot":
         line = enroot_command(place, nothing)
     elif runner == "apptainer":

@@ -14,7 +14,7 @@ from dure.image.choice import choose_runner
 from dure.image.contents import PYTHON
 from dure.image.environment import passed
 from dure.image.mounts import innermost, make_written_folders, mounts_of, with_files
-from dure.image.runner import Place, apptainer_command, enroot_command, own_command
+from dure.image.runner import ContainerSpec, apptainer_command, enroot_command, own_command
 
 
 def image_of(loaded: LoadedJob) -> Path | None:
@@ -35,7 +35,7 @@ def image_of(loaded: LoadedJob) -> Path | None:
     return image
 
 
-def place_of(
+def container_of(
     loaded: LoadedJob,
     run_folder: Path,
     *,
@@ -44,7 +44,7 @@ def place_of(
     environ: Mapping[str, str] = os.environ,
     of_any_run: bool = False,
     extra: Sequence[Path] = (),
-) -> Place:
+) -> ContainerSpec:
     """The job's image with its mounts and its environment, checked; nothing is touched.
 
     With `of_any_run`, `run_folder` is the folder that runs are made in. `extra` are files that must be there too.
@@ -55,7 +55,7 @@ def place_of(
     mounts = with_files(mounts_of(loaded, run_folder, job_file, of_any_run=of_any_run), extra)
     here = os.getcwd()
     workdir = here if innermost(here, mounts) is not None else str(run_folder)
-    return Place(str(image), mounts, passed(environ, digest), workdir)
+    return ContainerSpec(str(image), mounts, passed(environ, digest), workdir)
 
 
 def command_inside(
@@ -78,7 +78,7 @@ def command_inside(
     if image is None:
         raise JobError("the job has no image; set cluster.image, or run it without one")
     chosen = choose_runner(loaded, image)
-    place = place_of(
+    place = container_of(
         loaded,
         run_folder,
         digest=chosen.digest,

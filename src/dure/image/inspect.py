@@ -24,10 +24,10 @@ def manifest_of(image: Path) -> dict[str, Any]:
     command = ["unsquashfs", "-cat", str(image.absolute()), MANIFEST.lstrip("/")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as reading:
         assert reading.stdout is not None
-        patience = threading.Timer(_SECONDS, reading.kill)
-        patience.start()
+        timer = threading.Timer(_SECONDS, reading.kill)
+        timer.start()
         content = reading.stdout.read(_LONGEST + 1)
-        patience.cancel()
+        timer.cancel()
         reading.kill()  # whoever has more to say than that has no manifest of ours
     try:
         found = pydantic_core.from_json(content) if len(content) <= _LONGEST else None

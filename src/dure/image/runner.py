@@ -20,7 +20,7 @@ _NOT_IN_BIND = set(':,\\"\n\r')
 
 
 @dataclass(frozen=True)
-class Place:
+class ContainerSpec:
     """An image with what is mounted and set in it."""
 
     image: str
@@ -30,7 +30,7 @@ class Place:
     workdir: str = "/"
 
 
-def pyxis_options(place: Place) -> list[str]:
+def pyxis_options(place: ContainerSpec) -> list[str]:
     """Options of `srun`; the environment goes by `--export`, since pyxis hands in all that the task has."""
     mounts = []
     for mount in place.mounts:
@@ -58,7 +58,7 @@ def pyxis_options(place: Place) -> list[str]:
     return options
 
 
-def enroot_command(place: Place, command: Sequence[str]) -> list[str]:
+def enroot_command(place: ContainerSpec, command: Sequence[str]) -> list[str]:
     """`enroot start` with the image itself; its root is read-only unless it is asked for otherwise."""
     line = ["enroot", "start"]
     for mount in place.mounts:
@@ -73,7 +73,7 @@ def enroot_command(place: Place, command: Sequence[str]) -> list[str]:
 
 
 def apptainer_command(
-    place: Place, command: Sequence[str], *, program: str = "apptainer", gpus: bool = False
+    place: ContainerSpec, command: Sequence[str], *, program: str = "apptainer", gpus: bool = False
 ) -> list[str]:
     """`apptainer exec` (or singularity), with nothing of the host but what is mounted.
 
@@ -103,7 +103,9 @@ def apptainer_command(
     return [*line, "--pwd", place.workdir, _absolute(place.image), *command]
 
 
-def own_command(python: str, place: Place, command: Sequence[str], digest: str | None = None) -> list[str]:
+def own_command(
+    python: str, place: ContainerSpec, command: Sequence[str], digest: str | None = None
+) -> list[str]:
     """`dure image run`, which finds a way to the image's files and starts bubblewrap."""
     line = [python, "-m", "dure", "image", "run"]
     for mount in place.mounts:

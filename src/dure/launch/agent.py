@@ -30,7 +30,7 @@ from torch.distributed.elastic.events.api import Event, EventSource
 from dure.base.errors import RankFailed, Resumable
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
-from dure.launch.agent_link import Oversight, Rendezvous
+from dure.launch.agent_link import AgentLink, Rendezvous
 from dure.launch.exit_watch import LeaveWatch
 from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
@@ -77,19 +77,19 @@ class TeamAgent(SimpleElasticAgent):
 
     def __init__(
         self,
-        oversight: Oversight,
+        agent_link: AgentLink,
         plan: Plan,
         ranks: Ranks,
         stop: StopSignals,
         watch: HangWatch | None,
     ) -> None:
-        self._rendezvous_handler = Rendezvous(oversight, plan.folder.path.name)
+        self._rendezvous_handler = Rendezvous(agent_link, plan.folder.path.name)
         spec = WorkerSpec(
             role="default",
             local_world_size=ranks.count,
             rdzv_handler=self._rendezvous_handler,
             entrypoint="dure",
-            # Torch counts all restarts of a run; `Patience` counts those without progress, and decides.
+            # Torch counts all restarts of a run; `RestartPolicy` counts those without progress, and decides.
             max_restarts=_NO_LIMIT,
             monitor_interval=_LOOK_SECONDS,
         )
@@ -102,7 +102,7 @@ class TeamAgent(SimpleElasticAgent):
         self._ticked_at = 0.0
         self._looked_for_file_at = 0.0
         self._leaving: dict[int, float] = {}
-        self._oversight = oversight
+        self._agent_link = agent_link
         self._answered = False
         """Whether the ranks' end has been told: what is left is to hear what comes of it."""
 
@@ -185,8 +185,8 @@ class TeamAgent(SimpleElasticAgent):
                 self._answered = self._look_at_ranks()
             except RankFailed as failed:
                 self._answered = True
-                self._oversight.failed(failed, self._watch.furthest_step() if self._watch is not None else 0)
-        match self._oversight.look(self._step()):
+                self._agent_link.failed(failed, self._watch.furthest_step() if self._watch is not None else 0)
+        match self._agent_link.look(self._step()):
             case Again():
                 return RunResult(state=WorkerState.FAILED)
             case End() as end:
@@ -206,7 +206,7 @@ class TeamAgent(SimpleElasticAgent):
             self._judge(faults)
             return False
         if len(ranks.ended) == ranks.count:
-            self._oversight.done(list(self._values().values()))
+            self._agent_link.done(list(self._values().values()))
             return True
         if ranks.lost:
             raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())

@@ -15,12 +15,12 @@ from dure.base.errors import RankFailed
 from dure.launch.failure import unsaved
 from dure.launch.nodes.member import Member
 from dure.launch.nodes.messages import Again, Done, End, Fault, Team
-from dure.launch.restart_policy import Patience, Restart
+from dure.launch.restart_policy import Restart, RestartPolicy
 
 _STORE_SECONDS = 30.0
 
 
-class Oversight(Protocol):
+class AgentLink(Protocol):
     """What the agent asks of whoever decides."""
 
     def form(self) -> Team:
@@ -42,14 +42,14 @@ class Alone:
     def __init__(
         self,
         listener: socket.socket,
-        patience: Patience,
+        restart_policy: RestartPolicy,
         on_restart: Callable[[Restart], None],
         stopping: Callable[[], bool],
     ) -> None:
         """`stopping`: whether the ranks have been asked to stop; then they are not started again."""
         self._address, self._port = listener.getsockname()[:2]
         self._listener: socket.socket | None = listener
-        self._patience = patience
+        self._restart_policy = restart_policy
         self._on_restart = on_restart
         self._stopping = stopping
         self._store: TCPStore | None = None
@@ -60,7 +60,7 @@ class Alone:
         self._answer = None
         self._store, port = open_store(self._address, self._listener)
         self._listener = None
-        ranks = self._patience.ranks
+        ranks = self._restart_policy.ranks
         return Team(
             number=0,
             node=0,
@@ -70,7 +70,7 @@ class Alone:
             ranks=ranks,
             leader=self._address,
             store_port=port,
-            restarts=self._patience.restarts,
+            restarts=self._restart_policy.restarts,
         )
 
     def look(self, step: int) -> Again | End | None:
@@ -81,7 +81,7 @@ class Alone:
         """Start again, or raise what the run ends with."""
         if self._stopping():
             raise unsaved(failed)
-        self._on_restart(self._patience.after(failed, step))
+        self._on_restart(self._restart_policy.after(failed, step))
         self._answer = Again(0, str(failed))
 
     def done(self, values: Sequence[object]) -> None:
@@ -89,7 +89,7 @@ class Alone:
         self._answer = End()
 
 
-class UnderLeader:
+class LeaderLink:
     """One of several nodes: what happens is told to the leader, who decides."""
 
     def __init__(
@@ -162,10 +162,10 @@ def open_store(address: str, listener: socket.socket | None) -> tuple[TCPStore, 
 
 
 class Rendezvous(RendezvousHandler):
-    """Torch's agent meets through this; what it asks for is decided by an `Oversight`."""
+    """Torch's agent meets through this; what it asks for is decided by an `AgentLink`."""
 
-    def __init__(self, oversight: Oversight, run_id: str) -> None:
-        self._oversight = oversight
+    def __init__(self, agent_link: AgentLink, run_id: str) -> None:
+        self._agent_link = agent_link
         self._run_id = run_id
         self.team: Team | None = None
         """The one that was formed last."""
@@ -181,7 +181,7 @@ class Rendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The next team."""
-        self.team = team = self._oversight.form()
+        self.team = team = self._agent_link.form()
         meeting = RendezvousStoreInfo(team.leader, team.store_port)
         # The agents have no use for the store: all that they must know of each other is in the team.
         return RendezvousInfo(HashStore(), team.node, team.nodes, meeting)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
-from dure.launch import process_tree as lineage
+from dure.launch import process_tree
 from dure.launch.rank import STACKS_OF_SCRIPT
 from dure.launch.ranks import Ranks
 
@@ -46,7 +46,7 @@ class LeaveWatch:
         """What each rank does: its stacks, or, if it gives none, what the kernel says of it."""
         sizes = {rank: _size(self._folder.stacks(rank)) for rank in left}
         # The signal would kill a rank that has no handler for it: one that is another program, or has come to its end.
-        asked = [rank for rank in left if lineage.catches(self._ranks.pids[rank], STACKS_OF_SCRIPT)]
+        asked = [rank for rank in left if process_tree.catches(self._ranks.pids[rank], STACKS_OF_SCRIPT)]
         for rank in asked:
             self._ranks.send(rank, STACKS_OF_SCRIPT)
         deadline = time.monotonic() + _ANSWER_SECONDS

@@ -32,7 +32,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankState:
     """Where one rank stands."""
 
     rank: int
@@ -97,16 +97,16 @@ class HangWatch:
         return max([self._furthest, *(beat.step for beat in self._beats() if beat is not None)])
 
     def _beats(self) -> list[Beat | None]:
-        return [read_beat(self._folder.pulse(rank)) for rank in self._ranks.numbers]
+        return [read_beat(self._folder.heartbeat(rank)) for rank in self._ranks.numbers]
 
     def verdict(self) -> RankFailed:
         """Collect the stacks of all ranks, and return who holds up the team, in words."""
-        standings = [
-            Standing(rank, beat, self._ranks.state(rank))
+        states = [
+            RankState(rank, beat, self._ranks.state(rank))
             for rank, beat in zip(self._ranks.numbers, self._beats(), strict=True)
         ]
-        message, culprit = who_waits_for_whom(standings, time.monotonic_ns(), self._moved_at)
-        self._collect_stacks(standings)
+        message, culprit = who_waits_for_whom(states, time.monotonic_ns(), self._moved_at)
+        self._collect_stacks(states)
         path = self._folder.stacks(culprit)
         with contextlib.suppress(OSError):
             message += f" Stacks: {path.parent}/"
@@ -117,11 +117,11 @@ class HangWatch:
             host=socket.gethostname(),
             details=details,
             may_pass=True,
-            aftermath=all(standing.waits or standing.done for standing in standings),
+            aftermath=all(state.waits or state.done for state in states),
         )
 
-    def _collect_stacks(self, standings: Sequence[Standing]) -> None:
-        waiting = {standing.rank: standing for standing in standings if standing.state}
+    def _collect_stacks(self, states: Sequence[RankState]) -> None:
+        waiting = {state.rank: state for state in states if state.state}
         for rank in waiting:
             self._ranks.send(rank, signal.SIGUSR2)
         sizes: Mapping[int, int] = {}
@@ -132,17 +132,17 @@ class HangWatch:
             answered = all(size > 0 for rank, size in sizes.items() if waiting[rank].state not in ("T", "t"))
             if answered and sizes == before:
                 break
-        for standing in standings:
-            path = self._folder.stacks(standing.rank)
+        for state in states:
+            path = self._folder.stacks(state.rank)
             if _size(path) == 0:
                 with contextlib.suppress(OSError):
-                    write_whole(path, _no_answer(standing, self._ranks.pids.get(standing.rank)))
+                    write_whole(path, _no_answer(state, self._ranks.pids.get(state.rank)))
 
 
-def who_waits_for_whom(standings: Sequence[Standing], now_ns: int, moved_at: float) -> tuple[str, int]:
+def who_waits_for_whom(states: Sequence[RankState], now_ns: int, moved_at: float) -> tuple[str, int]:
     """Say in one line who holds up the team, and return the rank to blame."""
-    stuck = [s for s in standings if not s.waits and not s.done]
-    waiting = [s for s in standings if s.waits]
+    stuck = [s for s in states if not s.waits and not s.done]
+    waiting = [s for s in states if s.waits]
     if not stuck and waiting:
         # Nobody computes. The ones that are furthest behind are the ones the others cannot get past.
         behind = min(s.beat.step for s in waiting if s.beat is not None)
@@ -150,7 +150,7 @@ def who_waits_for_whom(standings: Sequence[Standing], now_ns: int, moved_at: flo
         if len(late) < len(waiting):
             stuck, waiting = late, [s for s in waiting if s not in late]
     if not stuck:
-        blamed = waiting or list(standings)
+        blamed = waiting or list(states)
         seconds = _seconds(blamed[0], now_ns, moved_at)
         return (
             f"{_names(blamed)} have been in {_places(blamed)} for {seconds:.0f} s, and nobody comes: "
@@ -169,34 +169,32 @@ def who_waits_for_whom(standings: Sequence[Standing], now_ns: int, moved_at: flo
     return words + ".", stuck[0].rank
 
 
-def _names(standings: Sequence[Standing]) -> str:
-    ranks = ", ".join(str(s.rank) for s in standings)
-    return f"rank {ranks}" if len(standings) == 1 else f"ranks {ranks}"
+def _names(states: Sequence[RankState]) -> str:
+    ranks = ", ".join(str(s.rank) for s in states)
+    return f"rank {ranks}" if len(states) == 1 else f"ranks {ranks}"
 
 
-def _places(standings: Sequence[Standing]) -> str:
-    steps = sorted({s.beat.step for s in standings if s.beat is not None})
+def _places(states: Sequence[RankState]) -> str:
+    steps = sorted({s.beat.step for s in states if s.beat is not None})
     return f"the exchange of step {', '.join(str(step) for step in steps)}"
 
 
-def _place(standing: Standing) -> str:
-    if standing.beat is None:
+def _place(state: RankState) -> str:
+    if state.beat is None:
         return Phase.STARTING.name
-    return f"{standing.beat.phase.name} of step {standing.beat.step}"
+    return f"{state.beat.phase.name} of step {state.beat.step}"
 
 
-def _seconds(standing: Standing, now_ns: int, moved_at: float) -> float:
-    since_ns = moved_at * 1e9 if standing.beat is None else standing.beat.at_ns
+def _seconds(state: RankState, now_ns: int, moved_at: float) -> float:
+    since_ns = moved_at * 1e9 if state.beat is None else state.beat.at_ns
     return (now_ns - since_ns) / 1e9
 
 
-def _no_answer(standing: Standing, pid: int | None) -> str:
-    lines = [
-        f"rank {standing.rank} (pid {pid}) gave no stacks: {_STATES.get(standing.state, standing.state)}."
-    ]
-    if standing.beat is not None:
-        seconds = (time.monotonic_ns() - standing.beat.at_ns) / 1e9
-        lines.append(f"Its last beat: {_place(standing)}, {seconds:.1f} s ago.")
+def _no_answer(state: RankState, pid: int | None) -> str:
+    lines = [f"rank {state.rank} (pid {pid}) gave no stacks: {_STATES.get(state.state, state.state)}."]
+    if state.beat is not None:
+        seconds = (time.monotonic_ns() - state.beat.at_ns) / 1e9
+        lines.append(f"Its last beat: {_place(state)}, {seconds:.1f} s ago.")
     for name in ("wchan", "status", "stack"):
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{pid}/{name}").read_text()

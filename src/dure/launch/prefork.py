@@ -5,8 +5,8 @@ does nearly this, but it leaves marks that a stock script under `dure run` would
 already set, a parent process, the launcher's `__main__`, no stdin, `atexit` skipped) and it needs a
 resource tracker, which is one more process that can outlive a killed launcher.
 
-Nothing survives: the nursery is killed with the launcher while it imports, later it sees the socket close
-and kills every descendant (it adopts the orphans of dead ranks), and ranks are killed with the nursery.
+Nothing survives: the prefork server is killed with the launcher while it imports, later it sees the socket close
+and kills every descendant (it adopts the orphans of dead ranks), and ranks are killed with the prefork server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from dure.launch import process_tree as lineage
-from dure.launch.shm_cleanup import LOOK_SECONDS, Litter
+from dure.launch import process_tree
+from dure.launch.shm_cleanup import LOOK_SECONDS, ShmCleanup
 from dure.launch.title import ROOM, set_title
 
 FOR_THE_LAUNCHER = (
@@ -42,20 +42,20 @@ class Birth:
     rank: int
     start: bytes
     stdout: int | None
-    """Where the rank's output goes (descriptors that the nursery inherited); None: see `RankStart.log`."""
+    """Where the rank's output goes (descriptors that the prefork server inherited); None: see `RankStart.log`."""
     stderr: int | None
     report: int
     """Where the rank says how it ended."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """All descriptors that belong to this rank; the nursery keeps them for one that takes its place."""
+        """All descriptors that belong to this rank; the prefork server keeps them for one that takes its place."""
         return tuple(fd for fd in (self.stdout, self.stderr, self.report) if fd is not None)
 
 
 @dataclass(frozen=True)
 class Born:
-    """The nursery's word that a rank runs."""
+    """The prefork server's word that a rank runs."""
 
     rank: int
     pid: int
@@ -63,7 +63,7 @@ class Born:
 
 @dataclass(frozen=True)
 class Ended:
-    """The nursery's word that a rank has ended; `exit_code` is negative for a signal."""
+    """The prefork server's word that a rank has ended; `exit_code` is negative for a signal."""
 
     rank: int
     exit_code: int
@@ -78,13 +78,13 @@ def main(
     search_path: list[str] | None,
     fresh_path: list[str],
 ) -> int:
-    """Import, then serve births until the launcher is gone. Returns in the nursery and in every rank.
+    """Import, then serve births until the launcher is gone. Returns in the prefork server and in every rank.
 
     `extra` is imported too, unless that starts threads, which no fork takes along. `fresh_path` is the `sys.path` of an
     interpreter that runs a script, but for the script's own folder. The launcher has blocked its signals for us.
     """
-    nursery = os.getpid()
-    lineage.die_with(launcher)
+    server_pid = os.getpid()
+    process_tree.die_with(launcher)
     for number in FOR_THE_LAUNCHER:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_LAUNCHER)
@@ -93,8 +93,8 @@ def main(
     variables = _import(preload, extra)
     if variables is None:
         os.execve(sys.executable, command(control, launcher, preload, (), search_path), env)
-    lineage.adopt_orphans()
-    lineage.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
+    process_tree.adopt_orphans()
+    process_tree.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
     with Connection(control) as launcher_line:
         if os.getppid() != launcher:
             return 0
@@ -103,7 +103,7 @@ def main(
         return 0
     from dure.launch.rank import live
 
-    return live(birth, nursery, fresh_path, variables)
+    return live(birth, server_pid, fresh_path, variables)
 
 
 def _import(modules: tuple[str, ...], extra: tuple[str, ...]) -> dict[str, dict[str, str]] | None:
@@ -151,29 +151,29 @@ def _threads() -> int:
 
 
 def _serve(launcher: Connection) -> Birth | None:
-    """Fork ranks and report their ends. Returns a Birth in a new rank, None in the nursery at the end."""
+    """Fork ranks and report their ends. Returns a Birth in a new rank, None in the prefork server at the end."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     ranks: dict[int, int] = {}
-    litter = Litter()
+    shm_cleanup = ShmCleanup()
     teams = 0
     while True:
         ready, _, _ = select.select([launcher.fileno(), wake_read], [], [], LOOK_SECONDS if ranks else None)
-        litter.look()
+        shm_cleanup.look()
         if wake_read in ready:
             os.read(wake_read, 4096)
-            _report_ends(launcher, ranks, litter)
+            _report_ends(launcher, ranks, shm_cleanup)
         if launcher.fileno() in ready:
             try:
                 births: list[Birth] = pickle.loads(launcher.recv_bytes())
             except (EOFError, OSError):
-                _end_descendants(list(ranks), litter)
-                litter.sweep()
+                _end_descendants(list(ranks), shm_cleanup)
+                shm_cleanup.sweep()
                 return None
             if teams and not ranks:
-                _end_descendants([], litter)  # what the ranks of the team before left running
-                litter.sweep()
+                _end_descendants([], shm_cleanup)  # what the ranks of the team before left running
+                shm_cleanup.sweep()
             teams += 1
             for birth in births:
                 pid = os.fork()
@@ -191,7 +191,7 @@ def _serve(launcher: Connection) -> Birth | None:
                 _tell(launcher, Born(birth.rank, pid))
 
 
-def _report_ends(launcher: Connection, ranks: dict[int, int], litter: Litter) -> None:
+def _report_ends(launcher: Connection, ranks: dict[int, int], shm_cleanup: ShmCleanup) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -199,7 +199,7 @@ def _report_ends(launcher: Connection, ranks: dict[int, int], litter: Litter) ->
             return
         if pid == 0:
             return
-        litter.saw(pid)
+        shm_cleanup.saw(pid)
         rank = ranks.pop(pid, None)
         if rank is not None:  # otherwise an adopted orphan
             _tell(launcher, Ended(rank, os.waitstatus_to_exitcode(status), time.monotonic_ns()))
@@ -210,15 +210,15 @@ def _tell(launcher: Connection, message: Born | Ended) -> None:
         launcher.send(message)
 
 
-def _end_descendants(ranks: list[int], litter: Litter) -> None:
+def _end_descendants(ranks: list[int], shm_cleanup: ShmCleanup) -> None:
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
-        for pid in {*lineage.children(), *ranks}:
+        for pid in {*process_tree.children(), *ranks}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
             while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                litter.saw(pid)
+                shm_cleanup.saw(pid)
                 if pid in ranks:
                     ranks.remove(pid)
         except ChildProcessError:
@@ -233,7 +233,7 @@ def command(
     extra: tuple[str, ...],
     search_path: list[str] | None,
 ) -> list[str]:
-    """Return the command line of a nursery that imports from `search_path` (None: as a fresh interpreter)."""
+    """Return the command line of a prefork server that imports from `search_path` (None: as a fresh interpreter)."""
     source = str(Path(__file__).parents[2])  # `dure` itself is found where the launcher found it
     code = (
         "import sys; fresh = sys.path[0 if sys.flags.safe_path else 1 :]\n"

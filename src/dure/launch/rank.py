@@ -22,8 +22,7 @@ from dure.base.errors import DureError
 from dure.base.files import open_own, write_whole
 from dure.base.run_folder import RunFolder
 from dure.base.say import keep_output_harmless, say, say_through
-from dure.launch import own_state
-from dure.launch import process_tree as lineage
+from dure.launch import own_state, process_tree
 from dure.launch.failure import RankError, describe
 from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
@@ -31,7 +30,7 @@ from dure.launch.prefork import Birth
 from dure.launch.preloaded import LateSettings, Preloaded
 from dure.launch.process_groups import keep_process_groups
 from dure.launch.title import rank_title, set_title
-from dure.observe.heartbeat import Phase, Pulse
+from dure.observe.heartbeat import Heartbeat, Phase
 
 STACKS_OF_SCRIPT = signal.SIGRTMAX - 5
 """Asks a rank of `dure run` for its stacks: a signal that no script uses, and only sent to one that waits for it."""
@@ -99,7 +98,7 @@ class Said:
 
     text: str
     unwatched: bool = False
-    """Whether this rank has no pulse: nobody can see then whether it hangs."""
+    """Whether this rank has no heartbeat file: nobody can see then whether it hangs."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,13 @@ class Returned:
 
 
 def live(
-    birth: Birth, nursery: int, fresh_path: list[str], preloaded: Mapping[str, Mapping[str, str]]
+    birth: Birth, server_pid: int, fresh_path: list[str], preloaded: Mapping[str, Mapping[str, str]]
 ) -> int:
     """Be the rank that `birth` asks for. Returns the exit code of the process, or never.
 
     `preloaded` are the packages that are imported already, with the environment variables that this has set.
     """
-    lineage.die_with(nursery)
+    process_tree.die_with(server_pid)
     os.setsid()  # as under torchrun: a terminal's Ctrl-C goes to the launcher, which ends the ranks
     os.set_inheritable(birth.report, False)
     start: RankStart = pickle.loads(birth.start)
@@ -178,10 +177,10 @@ def read_report(data: bytearray) -> Said | Returned | RankError | None:
 def _call(call: Call, rank: int, report: int) -> int:
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
     stacks = stacks_on(signal.SIGUSR2, call.folder.stacks(rank))
-    pulse = Pulse(call.folder.pulse(rank))
-    pulse.beat(0, Phase.STARTING)
-    if not pulse.kept:
-        path = call.folder.pulse(rank)
+    heartbeat = Heartbeat(call.folder.heartbeat(rank))
+    heartbeat.beat(0, Phase.STARTING)
+    if not heartbeat.kept:
+        path = call.folder.heartbeat(rank)
         _tell(report, Said(f"{path.parent} cannot be written: a hang will not be noticed", unwatched=True))
     try:
         sys.path[:] = call.search_path
@@ -195,7 +194,7 @@ def _call(call: Call, rank: int, report: int) -> int:
     except BaseException as error:  # a rank that ends must say why, KeyboardInterrupt too
         return _failed(error, call.folder, rank, report)
     _send(report, Returned(payload))
-    last = Pulse(call.folder.pulse(rank))
+    last = Heartbeat(call.folder.heartbeat(rank))
     last.beat(0, Phase.DONE)
     last.close()
     if stacks is not None:

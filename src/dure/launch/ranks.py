@@ -18,7 +18,7 @@ from typing import Any
 
 from dure.base.errors import RankFailed
 from dure.base.say import say
-from dure.launch import process_tree as lineage
+from dure.launch import process_tree
 from dure.launch.failure import Fault, RankError, exit_words, fault_of, seconds_since
 from dure.launch.prefork import FOR_THE_LAUNCHER, Birth, Born, Ended, command
 from dure.launch.rank import RankStart, Returned, Said, read_report
@@ -29,7 +29,7 @@ _UNWIND_SECONDS = 2.0
 
 
 class Ranks:
-    """A nursery and the ranks that it has. Make it from the main thread: its end ends the processes."""
+    """A prefork server and the ranks that it has. Make it from the main thread: its end ends the processes."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class Ranks:
         within: Sequence[str] = (),
         on_said: Callable[[str], None] = say,
     ) -> None:
-        """Start the nursery, one rank to come for each of `logs`; it imports `preload` from `search_path`, and `extra`
-        if ranks can still be forked then.
+        """Start the prefork server, which forks one rank for each of `logs`. It imports `preload` from `search_path`,
+        and `extra` where ranks can still be forked after it.
 
         Without a `search_path` it imports as a fresh interpreter does. `tee` shows the ranks' output on
         the console too. `first` is the number of the first rank: other nodes may have those before it.
@@ -60,9 +60,9 @@ class Ranks:
         self.killed: list[int] = []
         """Those that were there when the grace of the last `end` was over."""
         self.lost: str = ""
-        """How the nursery ended, if it ended before it was asked to."""
+        """How the prefork server ended, if it ended before it was asked to."""
         self.unwatched: set[int] = set()
-        """Ranks without a pulse, as the disk has no room for it."""
+        """Ranks without a heartbeat file, as the disk is full."""
         self._pidfds: dict[int, int] = {}
         self._said: set[str] = set()
         self._on_said = on_said
@@ -85,7 +85,7 @@ class Ranks:
             tuple(extra),
             list(search_path) if search_path else None,
         )
-        # The nursery lets signals through when it knows what to do with them.
+        # The prefork server lets signals through when it knows what to do with them.
         with theirs, _blocked(FOR_THE_LAUNCHER):
             self._nursery = subprocess.Popen(
                 [*within, *line],
@@ -111,7 +111,7 @@ class Ranks:
                 self._passthrough.ends(self.numbers.index(start.rank)) if self._passthrough else (None, None)
             )
             births.append(Birth(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank]))
-        with contextlib.suppress(OSError):  # a nursery that is gone is noticed below
+        with contextlib.suppress(OSError):  # a prefork server that is gone is noticed below
             self._line.send_bytes(pickle.dumps(births))
         deadline = time.monotonic() + deadline_seconds
         while len(self.pids) < self.count:
@@ -187,7 +187,7 @@ class Ranks:
 
     def state(self, rank: int) -> str:
         """Return the kernel's letter for what a rank does, "" when it is gone."""
-        return lineage.state(self.pids[rank]) if rank in self.pids and rank not in self.ended else ""
+        return process_tree.state(self.pids[rank]) if rank in self.pids and rank not in self.ended else ""
 
     def send(self, rank: int, number: int) -> None:
         """Send a signal to a rank; one that is gone is no error."""
@@ -226,7 +226,7 @@ class Ranks:
                 continue
             elif number is signal.SIGINT:
                 self.interrupt(rank)
-            elif number is signal.SIGHUP and not lineage.catches(self.pids[rank], number):
+            elif number is signal.SIGHUP and not process_tree.catches(self.pids[rank], number):
                 self.send(rank, signal.SIGTERM)
             else:
                 self.send(rank, number)
@@ -268,7 +268,7 @@ class Ranks:
             self.poll()
 
     def close(self) -> None:
-        """End the nursery and whatever the ranks left running; pass on the last output."""
+        """End the prefork server and whatever the ranks left running; pass on the last output."""
         self._line.close()
         if not self.pids:
             self._nursery.kill()  # it may be in the middle of a long import, with nothing to clear away

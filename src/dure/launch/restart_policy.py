@@ -27,7 +27,7 @@ class Restart:
     """Of the new team on this node."""
 
 
-class Patience:
+class RestartPolicy:
     """Counts restarts *without progress*: a run of weeks may lose a rank every day, a broken one must end.
 
     A team that may have fewer ranks goes on with one less before it is given up, and with one less again, until it

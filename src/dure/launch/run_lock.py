@@ -25,7 +25,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOOK_SECONDS = 0.2
 
 
-class Claim:
+class RunLock:
     """Within `with`, the run folder is this launcher's; UsageError when it is another's. The folder must be there."""
 
     def __init__(self, folder: RunFolder, wait_seconds: float = 0.0) -> None:
@@ -34,8 +34,8 @@ class Claim:
         self._wait_seconds = wait_seconds
         self._descriptor = -1
 
-    def __enter__(self) -> Claim:
-        path = self._folder.claim
+    def __enter__(self) -> RunLock:
+        path = self._folder.lock
         try:
             # To write: NFS gives an exclusive lock for nothing less. Never removed: another might be waiting for it.
             self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT)

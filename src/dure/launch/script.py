@@ -73,7 +73,7 @@ def run_script(
             preload=() if cold else preload.base(source),
             extra=preload.extra(source) if ranks > 1 else (),  # one rank can do it by itself
             search_path=None,
-            hang_seconds=math.inf,  # a stock script has no pulse
+            hang_seconds=math.inf,  # a stock script has no heartbeat
             port=port,
             on_tick=None,
             tee=True,

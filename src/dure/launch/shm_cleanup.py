@@ -3,7 +3,8 @@
 torch makes a file `torch_<pid>_…` there for every tensor that crosses from a data-loader worker to its rank, and for
 every bucket of gradients, and takes its name away at once. A process that is killed between the two leaves the name,
 and the memory with it, until the machine restarts. Nobody but the maker knows the name before, so it is found
-afterwards, by the maker's number; the nursery does that, which sees the same `/dev/shm` and numbers as the ranks.
+afterwards, by the maker's number; the prefork server does that: it sees
+the same `/dev/shm` and process ids as the ranks.
 
 Numbers are no proof by themselves: they come round again, and a container has numbers of its own for processes whose
 files may lie in the same `/dev/shm`. What is removed is a file of this user, from a process that was seen among the
@@ -18,7 +19,7 @@ import re
 import time
 from pathlib import Path
 
-from dure.launch import process_tree as lineage
+from dure.launch import process_tree
 
 LOOK_SECONDS = 1.0
 """How often to look at who is there. What lives shorter than this, and is buried by its own rank, may be missed."""
@@ -29,7 +30,7 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """Its inode, a constant of the kernel's (PROC_PID_INIT_INO)."""
 
 
-class Litter:
+class ShmCleanup:
     """Who may have left shared memory behind, and what of it is there."""
 
     def __init__(self, folder: Path = Path("/dev/shm")) -> None:
@@ -48,7 +49,7 @@ class Litter:
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        for pid in lineage.descendants():
+        for pid in process_tree.descendants():
             self.saw(pid)
 
     def sweep(self) -> list[str]:
@@ -58,7 +59,7 @@ class Litter:
             # Another container on the same /dev/shm may have a process of the same number, which cannot be seen here.
             return []
         suspects = {name: pid for name, pid in self._names().items() if pid in seen}
-        in_use = lineage.numbers_in_use() if suspects else set()
+        in_use = process_tree.numbers_in_use() if suspects else set()
         removed = []
         for name, pid in suspects.items():
             if pid in in_use:

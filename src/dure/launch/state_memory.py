@@ -15,7 +15,7 @@ _SLOTS = 2
 """The last state and the one before: while one is written, the other is whole."""
 
 
-class Keep:
+class StateMemory:
     """Empty files; ranks make them as long as they need them."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Keep:
         """What tells ranks where to find them."""
         return {KEEP_VARIABLE: ":".join(map(str, (os.getpid(), *self._descriptors)))}
 
-    def __enter__(self) -> Keep:
+    def __enter__(self) -> StateMemory:
         return self
 
     def __exit__(

@@ -23,13 +23,13 @@ from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.config.limits import MOST_RANKS
-from dure.launch import process_tree as lineage
+from dure.launch import process_tree
 from dure.launch.port import listen_at
 from dure.launch.preload import TORCH_WITH_DDP
 from dure.launch.rank import Call, Command, RankStart, Script
 from dure.launch.ranks import Ranks
-from dure.launch.restart_policy import Patience, Restart
-from dure.launch.state_memory import Keep
+from dure.launch.restart_policy import Restart, RestartPolicy
+from dure.launch.state_memory import StateMemory
 from dure.launch.stop import StopSignals
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run_team(
 
     Ranks find torchrun's environment variables, `threads` threads, and their output in `folder.log(rank)`
     (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
-    are forked. `on_tick` is called about ten times a second. When no rank's pulse moves for `hang_seconds`,
+    are forked. `on_tick` is called about ten times a second. When no rank's heartbeat moves for `hang_seconds`,
     all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
     the first Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, for ranks that can stop at a step and save; a second one stops at
     once (but for SIGHUP: a closed terminal may send two). Ranks that have been asked, so or by the file `folder.stop`,
@@ -101,7 +101,7 @@ def run_team(
             "OMP_NUM_THREADS": str(threads),
             # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
             "PYTHONHASHSEED": "0",
-            # Where its pulse belongs; a rank that beats elsewhere would be taken for hung.
+            # Its heartbeat file; a rank that writes elsewhere would be taken for hung.
             "DURE_RUN": str(folder.path.absolute()),
         },
         preload=(*preload, module),
@@ -147,7 +147,7 @@ def launch(
     to_json: Callable[[object], Any] = lambda value: value,
     on_said: Callable[[str], None] = say,
 ) -> list[object]:
-    """Start a nursery, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
+    """Start a prefork server, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
     if not 1 <= ranks <= MOST_RANKS:
         raise UsageError(f"{ranks} ranks cannot be started; use 1 to {MOST_RANKS}.")
     if threading.current_thread() is not threading.main_thread():
@@ -159,7 +159,7 @@ def launch(
         forget_last_run(folder, ranks)
     ask = None if ask_to_stop is None else lambda name: _ask(ask_to_stop, name, processes)
     lease = joined.lease if joined is not None else None
-    with StopSignals(ask, lease) as stop, listen(port) as listener, Keep() as keep:
+    with StopSignals(ask, lease) as stop, listen(port) as listener, StateMemory() as keep:
         elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
         env = {
             **elastic,
@@ -177,9 +177,9 @@ def launch(
 
         try:
             with stop.obeyed_at_once():
-                _import_torch()  # on one core, while the nursery imports it on another
+                _import_torch()  # on one core, while the prefork server imports it on another
             from dure.launch.agent import Plan, TeamAgent
-            from dure.launch.agent_link import Alone, Oversight, UnderLeader
+            from dure.launch.agent_link import AgentLink, Alone, LeaderLink
             from dure.launch.hang import HangWatch
 
             def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
@@ -206,18 +206,18 @@ def launch(
                 if on_tick is not None:
                     on_tick()
 
-            oversight: Oversight = (
+            agent_link: AgentLink = (
                 Alone(
                     listener,
-                    Patience(max_restarts, ranks, min_ranks),
+                    RestartPolicy(max_restarts, ranks, min_ranks),
                     tell,
                     lambda: ask_to_stop is not None and (stop.asked_at is not None or folder.asked_to_stop()),
                 )
                 if joined is None
-                else UnderLeader(joined.member, wait, on_team, to_json)
+                else LeaderLink(joined.member, wait, on_team, to_json)
             )
             watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
-            result = TeamAgent(oversight, plan, processes, stop, watch).run()
+            result = TeamAgent(agent_link, plan, processes, stop, watch).run()
             if result is None:
                 raise RankFailed("the agent gave up", rank=-1, host=socket.gethostname())
             return [result.return_values[rank] for rank in processes.numbers]
@@ -280,11 +280,13 @@ def record_restart(folder: RunFolder, restart: Restart) -> None:
 def forget_last_run(folder: RunFolder, ranks: int) -> None:
     """Remove what an earlier run in the same folder said about its ranks, and what was asked of it."""
     with contextlib.suppress(FileNotFoundError):
-        if folder.stop.lstat().st_mtime < lineage.began_at():  # a wish that came since is for this run
+        if (
+            folder.stop.lstat().st_mtime < process_tree.began_at()
+        ):  # a request that came since is for this run
             folder.stop.unlink()
     folder.restarts.unlink(missing_ok=True)
     for rank in range(ranks):
-        for path in (folder.error(rank), folder.stacks(rank), folder.pulse(rank)):
+        for path in (folder.error(rank), folder.stacks(rank), folder.heartbeat(rank)):
             path.unlink(missing_ok=True)
 
 

@@ -163,7 +163,7 @@ class Display:
         picture.append(self._step_line() + "\n")
         picture.append(_sparkline(self._losses) + "\n", style="cyan")
         for rank in range(self._ranks):
-            beat = read_beat(self._folder.pulse(rank))
+            beat = read_beat(self._folder.heartbeat(rank))
             phase = beat.phase if beat else Phase.STARTING
             style = "yellow" if phase is Phase.EXCHANGE else "green"
             picture.append(f"{rank}:{phase.name.lower():<9}", style=style)

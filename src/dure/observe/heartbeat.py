@@ -51,7 +51,7 @@ _BEAT = struct.Struct("<qqqq")
 _BYTES = 2 * _BEAT.size
 
 
-class Pulse:
+class Heartbeat:
     """The writing side, in a rank. Without a path, or without room on the disk, beats go nowhere."""
 
     def __init__(self, path: Path | None) -> None:

@@ -12,7 +12,7 @@ from dure.base.errors import ModelRefused
 from dure.comm import tree
 from dure.comm.group import Group
 from dure.data.batches import Batch, Batches
-from dure.data.seeds import plant, seed_of
+from dure.data.seeds import seed_all, seed_of
 from dure.device.fingerprint import fingerprint
 from dure.step.lockstep import Setting, forward, inputs_and_target
 from dure.step.loss import LossSum, SumAndCount
@@ -20,7 +20,7 @@ from dure.step.replica import Buffers
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvalResult:
     """Means over the evaluation data."""
 
     metrics: dict[str, float]
@@ -39,7 +39,7 @@ def evaluate(
     measures: Mapping[str, LossSum],
     setting: Setting,
     group: Group | None,
-) -> Judged:
+) -> EvalResult:
     """Each measure's mean. Sums are kept by shard and folded in tree order, so ranks do not matter."""
     sums = torch.zeros(len(measures), 2, setting.shards, dtype=torch.float64)
     samples = mark = 0
@@ -51,7 +51,7 @@ def evaluate(
             for shard in batch.shards:
                 for part in shard.parts:
                     buffers.restore()
-                    plant(seed_of(setting.seed, "eval", batch.step, shard.shard))
+                    seed_all(seed_of(setting.seed, "eval", batch.step, shard.shard))
                     for at, (total, count) in enumerate(_measured(module, part, measures, setting)):
                         sums[at, 0, shard.shard] += float(total)
                         sums[at, 1, shard.shard] += count
@@ -66,7 +66,7 @@ def evaluate(
         whole, over = (tree.tree_sum(sums[at, what].tolist()) for what in range(2))
         metrics[name] = whole / over if over else float("nan")
     of_all, high, low = map(int, used.tolist())
-    return Judged(metrics, samples, mark, of_all, ((high << 32) + low) & (2**64 - 1))
+    return EvalResult(metrics, samples, mark, of_all, ((high << 32) + low) & (2**64 - 1))
 
 
 def rehearse(

@@ -25,10 +25,10 @@ from dure.comm.reduce.hook import GradientExchange, OwnPlaces, StepExchange
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 from dure.data.batches import Batch
-from dure.data.seeds import plant, seed_of
+from dure.data.seeds import seed_all, seed_of
 from dure.data.shards import rank_of_shard
 from dure.device.fingerprint import fingerprint
-from dure.observe.heartbeat import Phase, Pulse
+from dure.observe.heartbeat import Heartbeat, Phase
 from dure.step.dataset_check import sample_bits
 from dure.step.loss import LossSum, SumAndCount
 from dure.step.replica import Buffers, ProbeResult, probe
@@ -52,7 +52,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What came of a forward and backward pass."""
 
     loss: float
@@ -78,7 +78,7 @@ class Lockstep:
         exchanger: Exchanger,
         wire: Wire,
         group: Group,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         *,
         find_unused: bool,
         known: ProbeResult | None = None,
@@ -86,7 +86,7 @@ class Lockstep:
         self.model = model
         self._setting = setting
         self._group = group
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._find_unused = find_unused
         self._names = [name for name, p in model.module.named_parameters() if p.requires_grad]
         self._parameters = [p for p in model.module.parameters() if p.requires_grad]
@@ -99,7 +99,7 @@ class Lockstep:
         self._awaits_update = False
         self._own_only = False
         self._exchange = GradientExchange(
-            exchanger, self._stack, wire, lambda: pulse.beat(self._step, Phase.EXCHANGE)
+            exchanger, self._stack, wire, lambda: heartbeat.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
 
@@ -122,7 +122,7 @@ class Lockstep:
             )
         self._buffers = Buffers(self.model.module, known.written)
 
-    def forward_backward(self, batch: Batch, loss: LossSum, flags: int = 0) -> Outcome:
+    def forward_backward(self, batch: Batch, loss: LossSum, flags: int = 0) -> StepResult:
         """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient, or None
         where no shard of any rank used the parameter.
 
@@ -150,7 +150,7 @@ class Lockstep:
         self._awaits_update = True
         mean = tree.tree_sum(step.totals.losses[: batch.active]) * step.scale
         asked = reduce(or_, step.totals.flags)
-        return Outcome(
+        return StepResult(
             mean,
             step.handed_over_at - began,
             ended - step.handed_over_at,
@@ -166,7 +166,7 @@ class Lockstep:
         clip_norm: float | None = None,
     ) -> float | None:
         """Apply the gradients; every rank does the same, with the same bits. Returns the norm, if clipped."""
-        self._pulse.beat(self._step, Phase.UPDATE)
+        self._heartbeat.beat(self._step, Phase.UPDATE)
         self._awaits_update = False
         if clip_norm is not None and self._own_only:
             raise UsageError(
@@ -179,7 +179,7 @@ class Lockstep:
                 f"the gradients' norm is {norm} at step {self._step}, though the gradients are finite; the weights are "
                 "not updated. Look for an overflow in the model"
             )
-        plant(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
+        seed_all(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
         optimizer.step()
         if schedule is not None:
             schedule.step()
@@ -196,7 +196,7 @@ class Lockstep:
 
     def say(self, phase: Phase) -> None:
         """Tell whoever watches what this rank does now, in the current step."""
-        self._pulse.beat(self._step, phase)
+        self._heartbeat.beat(self._step, phase)
 
     def close(self) -> None:
         """End the communication thread."""
@@ -233,8 +233,8 @@ class Lockstep:
                 buffers.restore()
             for micro, part in enumerate(shard.parts):
                 meets = shard is last and micro == len(shard.parts) - 1
-                self._pulse.beat(batch.step, Phase.COMPUTE)
-                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                self._heartbeat.beat(batch.step, Phase.COMPUTE)
+                seed_all(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
                 with contextlib.nullcontext() if meets else self.model.no_sync():
                     total, count = compute_loss(self.model, part, loss, setting)
                     if not batch.idle:
@@ -339,7 +339,7 @@ class Lockstep:
             buffers.restore()
             sums: list[torch.Tensor | None] = [None] * len(self._parameters)
             for micro, part in enumerate(shard.parts):
-                plant(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                seed_all(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
                 total, _ = compute_loss(self.model.module, part, loss, setting)
                 gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
                 for at, gradient in enumerate(gradients):
@@ -361,7 +361,7 @@ def probe_on(
     same = batch.source.common_part(batch.step)
 
     def computed(part: object, seed: int) -> torch.Tensor:
-        plant(seed)
+        seed_all(seed)
         return compute_loss(module, part, loss, setting)[0]
 
     def smallest(seed: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ def bucket_mib(gradient_bytes: int, free_cores: int) -> float:
 
     With cores to spare the exchange hides behind the rest of the backward pass: buckets small enough that most
     are gone before it ends, and not so small that meetings cost more than bytes. Without, nothing can hide and
-    a meeting is all that another bucket brings; but what was just written is still in the caches, so the
+    one more barrier is all that another bucket costs; but what was just written is still in the caches, so the
     largest size stays.
     """
     if free_cores <= 0:

@@ -1,4 +1,4 @@
-"""How a bucket is reached: endpoint, patience, and the one thing that obstore cannot survive, a fork."""
+"""Connection settings of a bucket: endpoint, timeouts, a guard against use after fork (obstore cannot survive one)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _used_by: set[int] = set()
 
 @dataclass(frozen=True)
 class Connection:
-    """Two clients of one bucket, as a read and a write need other patience."""
+    """Two clients of one bucket, as reads and writes need different timeouts."""
 
     reads: S3Store
     writes: S3Store

@@ -19,11 +19,11 @@ from dure.base.say import say
 from dure.comm.call_board import CallBoard
 from dure.comm.group import join_world
 from dure.comm.link_secret import read_link_secret
-from dure.comm.reduce.factory import Place, Transport, Ways, WireName, wire_named
-from dure.comm.topology import World, read_world
+from dure.comm.reduce.factory import ExchangerFactory, Place, Transport, WireName, wire_named
+from dure.comm.topology import Topology, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
-from dure.data.seeds import plant
-from dure.observe.heartbeat import Pulse
+from dure.data.seeds import seed_all
+from dure.observe.heartbeat import Heartbeat
 from dure.step.lockstep import Setting
 from dure.step.replica import compile_by_shape_alone
 from dure.team.team import Team
@@ -49,7 +49,7 @@ def start(
     """
     _tell_errors_in_one_line()
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
-    world = read_world(os.environ, **given)
+    topology = read_topology(os.environ, **given)
     for name, value, least, most in (
         ("seed", seed, 0, LARGEST_SEED),
         ("shards", shards, 1, MOST_SHARDS),
@@ -58,35 +58,42 @@ def start(
         if not least <= value <= most:
             shown = value if abs(value) < 1 << 64 else "far too large"
             raise UsageError(f"{name} is {shown}; use {least} to {most}")
-    if world.size > shards:
+    if topology.size > shards:
         raise UsageError(
-            f"{world.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
+            f"{topology.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
-    allow(needed(world.size, world.local_size, world.nodes))
+    allow(needed(topology.size, topology.local_size, topology.nodes))
     torch.set_num_threads(threads)
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
-    store = join_world(world, deadline_seconds)
-    chosen = _choose_device(device, world)
+    store = join_world(topology, deadline_seconds)
+    chosen = _choose_device(device, topology)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         torch.use_deterministic_algorithms(True)
-    setting = Setting(world.rank, world.size, shards, seed, sync, chosen, precision, deadline_seconds)
+    setting = Setting(topology.rank, topology.size, shards, seed, sync, chosen, precision, deadline_seconds)
     folder = os.environ.get("DURE_RUN")
-    pulse = Pulse(RunFolder(Path(folder)).pulse(world.rank) if folder else None)
+    heartbeat = Heartbeat(RunFolder(Path(folder)).heartbeat(topology.rank) if folder else None)
     place = Place(
-        world.rank,
-        world.size,
-        world.local_rank,
-        world.local_size,
-        world.nodes,
+        topology.rank,
+        topology.size,
+        topology.local_rank,
+        topology.local_size,
+        topology.nodes,
         shards,
         deadline_seconds,
-        world.leader_host,
+        topology.leader_host,
         read_link_secret(os.environ),
     )
-    calls = CallBoard(store, world.rank, world.size, pulse)
-    team = Team(world, setting, threads, pulse, calls, Ways(place, chosen, wire_named(wire), transport))
+    calls = CallBoard(store, topology.rank, topology.size, heartbeat)
+    team = Team(
+        topology,
+        setting,
+        threads,
+        heartbeat,
+        calls,
+        ExchangerFactory(place, chosen, wire_named(wire), transport),
+    )
     team.agree(
         {
             "seed": seed,
@@ -97,7 +104,7 @@ def start(
             "wire": wire,
         }
     )
-    plant(seed)
+    seed_all(seed)
     return team
 
 
@@ -115,13 +122,13 @@ def _tell_errors_in_one_line() -> None:
         sys.excepthook = hook
 
 
-def _choose_device(wanted: str, world: World) -> torch.device:
+def _choose_device(wanted: str, topology: Topology) -> torch.device:
     """CUDA where every local rank has a device of its own, else the CPU."""
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and there < world.local_size:
+    if wanted == "cuda" and there < topology.local_size:
         raise UsageError(
-            f"device is cuda, but {socket.gethostname()} has {there} for {world.local_size} ranks; use cpu"
+            f"device is cuda, but {socket.gethostname()} has {there} for {topology.local_size} ranks; use cpu"
         )
-    if wanted == "cuda" or (wanted == "auto" and there >= world.local_size):
-        return torch.device("cuda", world.local_rank)
+    if wanted == "cuda" or (wanted == "auto" and there >= topology.local_size):
+        return torch.device("cuda", topology.local_rank)
     return torch.device("cpu")

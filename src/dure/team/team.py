@@ -22,17 +22,17 @@ from dure.checkpoint.state import Part, Sharing
 from dure.comm.call_board import CallBoard
 from dure.comm.group import Group, node_group
 from dure.comm.reduce.exchanger import Exchanger
-from dure.comm.reduce.factory import Ways
+from dure.comm.reduce.factory import ExchangerFactory
 from dure.comm.sharded_optimizer import ShardedUpdate, handover_within, refuse_what_cannot_be_sharded
-from dure.comm.topology import World
-from dure.data.batches import Batch, Batches, Plan
+from dure.comm.topology import Topology
+from dure.data.batches import Batch, Batches, BatchPlan
 from dure.data.shards import Split, SplitKind
-from dure.observe.heartbeat import Phase, Pulse
+from dure.observe.heartbeat import Heartbeat, Phase
 from dure.observe.results import Apart
 from dure.proof.verify_replicas import how_far_apart, prove_same
 from dure.step.dataset_check import check_dataset
-from dure.step.evaluation import Judged, evaluate, rehearse
-from dure.step.lockstep import Lockstep, Outcome, Setting
+from dure.step.evaluation import EvalResult, evaluate, rehearse
+from dure.step.lockstep import Lockstep, Setting, StepResult
 from dure.step.loss import LossSum, as_sum
 from dure.step.replica import (
     ProbeResult,
@@ -41,7 +41,7 @@ from dure.step.replica import (
     wrap,
 )
 from dure.weights.load import How
-from dure.weights.load_group import Standing
+from dure.weights.load_group import LoadContext
 from dure.weights.loader import Loader, Model
 
 Loss = Callable[[Any, Any], Any] | Literal["cross_entropy", "mse"]
@@ -60,19 +60,25 @@ class Team:
     """This rank's place in the team, and everything it does together with the others."""
 
     def __init__(
-        self, world: World, setting: Setting, threads: int, pulse: Pulse, calls: CallBoard, ways: Ways
+        self,
+        topology: Topology,
+        setting: Setting,
+        threads: int,
+        heartbeat: Heartbeat,
+        calls: CallBoard,
+        exchangers: ExchangerFactory,
     ) -> None:
-        self.world = world
+        self.topology = topology
         self.setting = setting
         self.threads = threads
-        self.pulse = pulse
-        self.group = Group(None, setting.rank, setting.ranks, pulse.waiting)
+        self.heartbeat = heartbeat
+        self.group = Group(None, setting.rank, setting.ranks, heartbeat.waiting)
         """All ranks, for small exchanges on the training thread."""
-        standing = Standing(self.group, world.node, world.local_rank, setting.deadline_seconds)
-        self.loader = Loader(standing, setting.seed, setting.device, pulse)
+        context = LoadContext(self.group, topology.node, topology.local_rank, setting.deadline_seconds)
+        self.loader = Loader(context, setting.seed, setting.device, heartbeat)
         """Loads pretrained weights, and says what it took."""
         self._calls = calls
-        self._ways = ways
+        self._exchangers = exchangers
         self._locksteps: dict[int, Lockstep] = {}
         self._sharded: dict[int, _Sharded] = {}
         self._evaluated: dict[int, tuple[Dataset[Any], int]] = {}
@@ -81,16 +87,16 @@ class Team:
     @property
     def rank(self) -> int:
         """This process's number, from 0."""
-        return self.world.rank
+        return self.topology.rank
 
     @property
     def is_leader(self) -> bool:
         """Whether this is rank 0: the one that prints and saves."""
-        return self.world.is_leader
+        return self.topology.is_leader
 
     def exchanger(self) -> Exchanger:
         """A new exchanger of gradients, for one thread; a collective call."""
-        return self._ways.exchanger(sync=self.setting.sync)
+        return self._exchangers.exchanger(sync=self.setting.sync)
 
     def agree(self, facts: Mapping[str, object]) -> None:
         """Raise unless all ranks hold the same facts."""
@@ -134,16 +140,16 @@ class Team:
         module.to(self.setting.device)
         if known is None:
             self.verify_start(module)
-        busy = self.world.local_size * self.threads
+        busy = self.topology.local_size * self.threads
         free_cores = len(os.sched_getaffinity(0)) - busy
         model = wrap(module, free_cores=free_cores)
         lockstep = Lockstep(
             model,
             self.setting,
             self.exchanger(),
-            self._ways.wire,
+            self._exchangers.wire,
             self.group,
-            self.pulse,
+            self.heartbeat,
             find_unused=find_unused,
             known=known,
         )
@@ -179,7 +185,7 @@ class Team:
         """
         names = {parameter: name for name, parameter in model.module.named_parameters()}
         refuse_what_cannot_be_sharded(optimizer, names, self.threads)
-        lockstep, world = self._lockstep(model), self.world
+        lockstep, topology = self._lockstep(model), self.topology
         if not self.setting.sync:
             raise UsageError(
                 "sync is off: every rank updates a model of its own, with an optimizer of its own"
@@ -192,10 +198,10 @@ class Team:
                 "all parameters, or leave own_gradients out"
             )
         shapes = [[names[p], *p.shape] for group in optimizer.param_groups for p in group["params"]]
-        self.agree({"ranks of a node": world.local_size, "the optimizer's parameters": shapes})
-        if world.local_size > 1 and id(optimizer) not in self._sharded:
+        self.agree({"ranks of a node": topology.local_size, "the optimizer's parameters": shapes})
+        if topology.local_size > 1 and id(optimizer) not in self._sharded:
             device = self.setting.device
-            ranks = node_group(self.group, world.node, world.local_rank, device)
+            ranks = node_group(self.group, topology.node, topology.local_rank, device)
             update = ShardedUpdate(
                 optimizer,
                 ranks.rank,
@@ -204,7 +210,7 @@ class Team:
                 lambda waiting: lockstep.say(Phase.EXCHANGE if waiting else Phase.UPDATE),
             )
             self._sharded[id(optimizer)] = _Sharded(optimizer, ranks, update)
-            if own_gradients and world.nodes == 1:
+            if own_gradients and topology.nodes == 1:
                 lockstep.keep_own(update.own_places)
         return optimizer
 
@@ -216,7 +222,7 @@ class Team:
         parts = {
             part: Part(whole, cut.start, cut.stop) for part, (whole, cut) in sharded.update.parts.items()
         }
-        return Sharing(parts, sharded.ranks, self.world.node, self.world.nodes)
+        return Sharing(parts, sharded.ranks, self.topology.node, self.topology.nodes)
 
     def batches(
         self,
@@ -252,7 +258,7 @@ class Team:
                 f"{name} has {samples} samples, less than one batch of {global_batch}, and drop_last leaves none; use "
                 "a smaller global_batch"
             )
-        plan = Plan(cut, self.rank, self.world.size, self.setting.seed, shuffle, accumulate)
+        plan = BatchPlan(cut, self.rank, self.topology.size, self.setting.seed, shuffle, accumulate)
         length = steps if steps is not None else (epochs or 0) * cut.steps
         return Batches(dataset, plan, steps=length, workers=workers, collate=collate)
 
@@ -273,7 +279,7 @@ class Team:
 
     def forward_backward(
         self, model: DistributedDataParallel, batch: Batch, loss: Loss, flags: int = 0
-    ) -> Outcome:
+    ) -> StepResult:
         """The first half of `step`: `.grad` holds the global batch's mean gradient afterwards.
 
         `flags` are bits of this rank; the outcome has those of all ranks, OR-ed.
@@ -308,12 +314,12 @@ class Team:
         batch: int,
         workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
-    ) -> Judged:
+    ) -> EvalResult:
         """Each measure's mean over the dataset, every sample exactly once.
 
         Without synchronisation each rank judges its own model on all of it.
         """
-        self.pulse.beat(-1, Phase.EVALUATE)
+        self.heartbeat.beat(-1, Phase.EVALUATE)
         with self._calls.inside("evaluate"):
             batches = self._eval_batches(dataset, batch, workers, collate, None)
             group = self.group if self.setting.sync else None
@@ -337,7 +343,7 @@ class Team:
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None = None, step: int = -1
     ) -> str:
         """The fingerprint of this replica's whole state, the same on all ranks, or ReplicasDiffer."""
-        self.pulse.beat(step, Phase.PROVE)
+        self.heartbeat.beat(step, Phase.PROVE)
         sharded = self._sharded.get(id(optimizer))
         ranks = sharded.ranks if sharded is not None else None
         with self._calls.inside("prove"):
@@ -350,7 +356,7 @@ class Team:
 
     def done(self) -> None:
         """Leave the team: threads end first, then the process groups."""
-        self.pulse.beat(-1, Phase.DONE)
+        self.heartbeat.beat(-1, Phase.DONE)
         self._calls.leave()
         for lockstep in self._locksteps.values():
             lockstep.close()
@@ -358,7 +364,7 @@ class Team:
         for sharded in self._sharded.values():
             sharded.update.close()
         self._sharded.clear()
-        self.pulse.close()
+        self.heartbeat.close()
         if dist.is_initialized():
             dist.destroy_process_group()
         # A model and its hook hold each other, and the backend's threads: free them while Python is still whole,
@@ -371,7 +377,7 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self.world.size == 1:
+        if error is None or self.topology.size == 1:
             self.done()  # after a failure others may wait in a collective, and leaving would wait for them
 
     def _eval_batches(
@@ -388,14 +394,14 @@ class Team:
             samples = check_dataset(dataset, key, seed, self.group, place=place, fresh=fresh)
             self._evaluated[id(dataset)] = (dataset, samples)
         cut = Split(self._evaluated[id(dataset)][1], batch, self.setting.shards)
-        rank, ranks = (self.rank, self.world.size) if self.setting.sync else (0, 1)
-        plan = Plan(cut, rank, ranks, seed, shuffle=False)
+        rank, ranks = (self.rank, self.topology.size) if self.setting.sync else (0, 1)
+        plan = BatchPlan(cut, rank, ranks, seed, shuffle=False)
         return Batches(dataset, plan, steps=cut.steps, workers=workers, collate=collate, place=place)
 
     def _alive(self, batches: Batches) -> Iterator[Batch]:
         """The batches, with a beat for each: a long evaluation is not a hang."""
         for batch in batches:
-            self.pulse.beat(-1, Phase.EVALUATE)
+            self.heartbeat.beat(-1, Phase.EVALUATE)
             yield batch
 
     def _lockstep(self, model: DistributedDataParallel) -> Lockstep:

@@ -10,7 +10,7 @@ import torch
 from dure.base.errors import CheckpointError, Resumable
 from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.rescue import Place, Rescued, Savers, rescue, temporary_places
+from dure.checkpoint.rescue import Rescued, RescueTarget, Savers, rescue, temporary_places
 from dure.checkpoint.save import WRITE_SECONDS
 from dure.checkpoint.state import Share, State
 from dure.checkpoint.where import location, rescue_folder, rescue_key
@@ -75,18 +75,18 @@ class Elsewhere:
 
     def _save(self) -> Rescued:
         """Have one node save all of the state, in the first place that takes it."""
-        team, world = self.team, self.team.world
+        team, topology = self.team, self.team.topology
         given = rescue_folder(self.loaded)
-        places = [Place("storage", location(self.loaded, self.folder))] if world.nodes > 1 else []
+        targets = [RescueTarget("storage", location(self.loaded, self.folder))] if topology.nodes > 1 else []
         if given is not None:
-            places.append(Place("rescue", given))
+            targets.append(RescueTarget("rescue", given))
         if digest_inside() is None:  # in an image, folders for temporary files are gone with it
-            places += temporary_places()
-        node_ranks = node_group(team.group, world.node, world.local_rank, torch.device("cpu"))
+            targets += temporary_places()
+        node_ranks = node_group(team.group, topology.node, topology.local_rank, torch.device("cpu"))
         if node_ranks is team.group:
             node_ranks = team.group.twin(WRITE_SECONDS)
-        savers = Savers(team.group.twin(WRITE_SECONDS), node_ranks, world.node, world.nodes)
-        share = Share(world.local_rank, world.local_size)
+        savers = Savers(team.group.twin(WRITE_SECONDS), node_ranks, topology.node, topology.nodes)
+        share = Share(topology.local_rank, topology.local_size)
         return rescue(
-            lambda: self.take(share), places, rescue_key(self.folder), savers, self.finite, self.alive
+            lambda: self.take(share), targets, rescue_key(self.folder), savers, self.finite, self.alive
         )

@@ -109,7 +109,7 @@ class Keeping:
         if kept is not None:
             self.recorder.bring_in(kept.events)
             if (
-                self.memory is not None and self.team.world.nodes == 1
+                self.memory is not None and self.team.topology.nodes == 1
             ):  # elsewhere a part's rank had another number
                 for rank, lines in self.memory.left_behind().items():
                     left = events.Recorder(self.folder.events(rank))
@@ -123,10 +123,10 @@ class Keeping:
         if self.memory is not None:
             self.memory.begin(self.at.steps_done)
 
-    def wish(self) -> int:
+    def step_flags(self) -> int:
         """What this rank asks for in the next step."""
         differs = DIFFERS if self.memory is not None and self.memory.differs() else 0
-        return differs | (self.keeper.wish() if self.keeper is not None else 0)
+        return differs | (self.keeper.step_flags() if self.keeper is not None else 0)
 
     def before_update(self) -> None:
         """The replica is about to change: wait until this rank has hashed what it is the witness of."""
@@ -174,13 +174,13 @@ class Keeping:
     def make_ready(self) -> None:
         """Have the memory for states provided beside the next step. After the first one: before it, an optimizer may
         have no state."""
-        rooms: list[torch.Tensor] = []
+        buffers: list[torch.Tensor] = []
         if self.memory is not None:
-            rooms += self.memory.rooms(self._state_to_keep(self.memory.share))
+            buffers += self.memory.buffers(self._state_to_keep(self.memory.share))
             self._tell_trouble(self.memory)
         if self.keeper is not None:
-            rooms.append(self.keeper.room(self._state()))
-        self._readying.begin(lambda: make_present(rooms))
+            buffers.append(self.keeper.buffer(self._state()))
+        self._readying.begin(lambda: make_present(buffers))
 
     def keep_if_due(self) -> None:
         """Keep the state in memory that outlives this rank."""
@@ -196,14 +196,14 @@ class Keeping:
         if memory.trouble:
             self._note(f"no states are kept in memory: {memory.trouble}")
 
-    def save_if_due(self, wishes: int) -> None:
+    def save_if_due(self, flags: int) -> None:
         """Save when all ranks agree that it is time; when one was asked to stop, save and raise Resumable."""
         keeper = self.keeper
         if keeper is None:
             return
-        if keeper.due(wishes, self.at.steps_done, judged=self.at.judged_after == self.at.steps_done):
+        if keeper.due(flags, self.at.steps_done, judged=self.at.judged_after == self.at.steps_done):
             keeper.save(self._state(), self._saving)
-        if wishes & STOP and self.at.steps_done < self.trained.steps:
+        if flags & STOP and self.at.steps_done < self.trained.steps:
             self._wait(keeper)
             trouble = self._trouble(keeper)
             told = "from there" if not trouble else self._elsewhere().after_stop(trouble)
@@ -290,7 +290,7 @@ class Keeping:
             team.group.twin(WRITE_SECONDS),
             self.recorder,
             self.folder.stop,
-            lambda: team.pulse.beat(0, Phase.LOADING),
+            lambda: team.heartbeat.beat(0, Phase.LOADING),
             self._must_be_finite,
         )
         # Slurm tells every process of a step, also those that the launcher would tell; it ends ranks by SIGKILL.
@@ -299,17 +299,19 @@ class Keeping:
         return keeper
 
     def _memory_tier(self) -> MemoryTier | None:
-        every, world = self.loaded.job.checkpoint.memory_every, self.team.world
+        every, topology = self.loaded.job.checkpoint.memory_every, self.team.topology
         if every == 0 or not self.team.setting.sync:  # replicas that differ are no state
             return None
         steps = None if every == "auto" else every
-        return memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, steps, world.node)
+        return memory_tier(
+            os.environ, topology.local_rank, topology.local_size, self.team.group, steps, topology.node
+        )
 
     def _newest_saved(self) -> WholeState | None:
         if self.keeper is None:
             return None
         team = self.team
-        node = node_group(team.group, team.world.node, team.world.local_rank, team.setting.device)
+        node = node_group(team.group, team.topology.node, team.topology.local_rank, team.setting.device)
         where = location(self.loaded, self.folder)
         return self.keeper.resume(
             node,
@@ -358,7 +360,7 @@ class Keeping:
 
     def _state(self) -> State:
         self._saving()
-        share = Share(self.team.rank, self.team.world.size)
+        share = Share(self.team.rank, self.team.topology.size)
         return self._capture.take(self._facts(), share, self.team.sharing(self.trained.optimizer))
 
     def _facts(self) -> dict[str, Any]:
@@ -375,7 +377,7 @@ class Keeping:
             "seed": team.setting.seed,
             "shards": team.setting.shards,
             "threads": team.threads,
-            "ranks": team.world.size,
+            "ranks": team.topology.size,
             "loss": self.at.loss,
             "metrics": self.at.metrics,
             "judged_after": self.at.judged_after,
@@ -385,4 +387,4 @@ class Keeping:
         }
 
     def _saving(self) -> None:
-        self.team.pulse.beat(self.at.steps_done, Phase.SAVE)
+        self.team.heartbeat.beat(self.at.steps_done, Phase.SAVE)

@@ -21,7 +21,7 @@ from dure.observe.results import RankResult
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step import update
-from dure.step.lockstep import Outcome, probe_on
+from dure.step.lockstep import StepResult, probe_on
 from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
 from dure.train.keeping import Keeping, Reached, Trained
@@ -69,7 +69,7 @@ class Run:
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
-        self.team.pulse.beat(0, Phase.LOADING)
+        self.team.heartbeat.beat(0, Phase.LOADING)
         job, parts = self.loaded.job, Parts(self.loaded, self.team, self.recorder, self._note)
         self.loss_sum = parts.loss()
         module, self.weights = parts.model()
@@ -109,7 +109,7 @@ class Run:
         """The loop."""
         job, began, judging = self.loaded.job, time.perf_counter(), 0.0
         for batch in self.batches:
-            outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.wish())
+            outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.step_flags())
             updating = time.perf_counter()
             self.keeping.before_update()
             with self.keeping.updating():
@@ -126,7 +126,7 @@ class Run:
             self.keeping.refuse_bad_states(outcome.flags)
             self.keeping.keep_if_due()
             self.keeping.save_if_due(outcome.flags)
-            self.team.pulse.beat(batch.step + 1, Phase.DATA)
+            self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - judging
         if self.at.judged_after != self.at.steps_done:
             self.keeping.begin_last()  # whatever the evaluation comes to, the training is not lost
@@ -139,7 +139,7 @@ class Run:
         is_last_step = self.at.steps_done == self.batches.steps
         return bool(every) and batch.last_of_epoch and not is_last_step and (batch.epoch + 1) % every == 0
 
-    def record(self, batch: Batch, outcome: Outcome, norm: float | None, updating: float) -> None:
+    def record(self, batch: Batch, outcome: StepResult, norm: float | None, updating: float) -> None:
         """Keep what the step came to; costs the training thread some microseconds."""
         self.at.loss = outcome.loss
         self.at.steps_done = batch.step + 1
@@ -293,7 +293,7 @@ class Run:
         counted = str(events.sessions_in(self.folder.events(0))) if self.team.is_leader else ""
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
         cores = len(os.sched_getaffinity(0))
-        busy = self.team.world.local_size * section.threads
+        busy = self.team.topology.local_size * section.threads
         if self.team.setting.device.type == "cpu" and busy < cores:
             self._note(
                 f"{cores - busy} of {cores} cores are idle; --ranks {min(cores // section.threads, section.shards)} "
@@ -302,7 +302,7 @@ class Run:
         self.recorder.record(
             events.TeamFormed(
                 rank=self.team.rank,
-                ranks=self.team.world.size,
+                ranks=self.team.topology.size,
                 shards=section.shards,
                 threads=section.threads,
                 device=str(self.team.setting.device),

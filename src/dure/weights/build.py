@@ -22,7 +22,7 @@ from dure.base.errors import DureError
 from dure.weights import huggingface
 from dure.weights.huggingface import naming_of
 from dure.weights.mapping import Match, match, wanted_of
-from dure.weights.memory import FreshMemory, room_for
+from dure.weights.memory import FreshMemory, memory_for
 from dure.weights.source import Source
 
 Make = Callable[[], nn.Module]
@@ -152,7 +152,7 @@ def _give_memory(module: nn.Module, found: Match) -> FreshMemory:
     """
     tensors = named_tensors(module)
     empty = {id(tensors[name]): tensors[name] for _, name in found.pairs if tensors[name].is_meta}
-    memory = FreshMemory(sum(room_for(tensor) for tensor in empty.values()))
+    memory = FreshMemory(sum(memory_for(tensor) for tensor in empty.values()))
     for tensor in empty.values():
         made = memory.tensor_like(tensor)
         if isinstance(tensor, nn.Parameter):

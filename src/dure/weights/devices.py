@@ -19,7 +19,7 @@ import torch.distributed as dist
 from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
 from dure.weights.filling import Target
-from dure.weights.load_group import Standing
+from dure.weights.load_group import LoadContext
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ def choose_way(device_type: str, location: str, *, sliceable: bool, how: str) ->
 
 
 def read_direct(
-    targets: Sequence[Target], store: Store, standing: Standing, device: torch.device
+    targets: Sequence[Target], store: Store, context: LoadContext, device: torch.device
 ) -> dict[str, int]:
     """Fill the targets on the device; returns what this rank read: requests and bytes."""
     kvikio = importlib.import_module("kvikio")
-    if "nccl" not in standing.groups:
-        standing.groups["nccl"] = dist.new_group(backend="nccl")
-    rank, ranks = standing.everyone.rank, standing.everyone.size
+    if "nccl" not in context.groups:
+        context.groups["nccl"] = dist.new_group(backend="nccl")
+    rank, ranks = context.everyone.rank, context.everyone.size
     shares = [0] * ranks
     used = {"requests": 0, "bytes": 0}
     for target in targets:
@@ -65,7 +65,7 @@ def read_direct(
             with kvikio.CuFile(str(Path(store.location) / target.source.file), "r") as file:
                 file.read(there, there.nbytes, target.source.start)
             used = {"requests": used["requests"] + 1, "bytes": used["bytes"] + there.nbytes}
-        dist.broadcast(there, owner, group=standing.groups["nccl"])
+        dist.broadcast(there, owner, group=context.groups["nccl"])
         target.tensor.data = there.to(target.tensor.dtype)
         target.digest.update(raw_bytes(target.tensor))
     return used

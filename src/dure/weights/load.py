@@ -30,9 +30,9 @@ from dure.weights.build import Built, Make, Sketch, build, sketch, sketch_of_fol
 from dure.weights.devices import choose_way, read_direct
 from dure.weights.filling import Target, fill, fingerprint_of
 from dure.weights.load_group import (
-    Circle,
-    Seat,
-    Standing,
+    LoadContext,
+    LoadGroup,
+    LoadPeer,
     each_alone,
     fetch_pages,
     joined,
@@ -93,7 +93,7 @@ class _Ours:
     sketch: Sketch
     built: Built
     segment: Segment | None = None
-    circle: Circle = None  # type: ignore[assignment]
+    load_group: LoadGroup = None  # type: ignore[assignment]
 
 
 @dataclass
@@ -111,7 +111,7 @@ def load(
     model: Make | nn.Module | FromConfig,
     opened: Callable[[], Store],
     path: str,
-    standing: Standing,
+    context: LoadContext,
     *,
     how: How = "slices",
     strict: bool = True,
@@ -123,30 +123,30 @@ def load(
     `opened` opens the storage, on every rank. `device` is where the model is to be; it may still be in host memory
     afterwards.
     """
-    everyone, clock, ours = standing.everyone, _Clock(), _Ours()
+    everyone, clock, ours = context.everyone, _Clock(), _Ours()
 
     def open_and_sketch() -> str:
         ours.store = opened()
         source = open_source(ours.store, path).to_json() if everyone.rank == 0 else None
         if not isinstance(model, FromConfig):
             ours.sketch = sketch(model, for_real=how == "every-rank")
-        if standing.local_rank == 0:
+        if context.local_rank == 0:
             ours.segment = new_segment()
         offer = ours.segment.offer().as_list() if ours.segment is not None else []
-        return json.dumps([[standing.node, standing.local_rank, os.getpid(), offer], source])
+        return json.dumps([[context.node, context.local_rank, os.getpid(), offer], source])
 
     def build_and_share() -> str:
         if isinstance(model, FromConfig):
             ours.sketch = sketch_of_folder(source, model.arguments)
         ours.built = build(ours.sketch, source, strict=strict)
         with contextlib.suppress(OSError):
-            ours.circle = shared_by(standing, seats, ours.segment)
-        return json.dumps([ours.circle is not None, [name for _, name in ours.built.match.pairs]])
+            ours.load_group = shared_by(context, peers, ours.segment)
+        return json.dumps([ours.load_group is not None, [name for _, name in ours.built.match.pairs]])
 
     def read() -> str:
         if way.direct:
             targets = _targets(ours.built, [tensor for tensor, _ in ours.built.match.pairs])
-            used = read_direct(targets, ours.store, standing, device)
+            used = read_direct(targets, ours.store, context, device)
             ours.store.access.read(used["bytes"], requests=used["requests"])
         else:
             targets = _read(ours, source, how, progress)
@@ -154,25 +154,25 @@ def load(
 
     with clock.stage("open"):
         told = [json.loads(text) for text in together(everyone, "opening the weights", open_and_sketch)]
-        seats = [Seat(*seat) for seat, _ in told]
+        peers = [LoadPeer(*peer) for peer, _ in told]
         source = Source.from_json(told[0][1])
         way = choose_way(device.type, ours.store.location, sliceable=source.sliceable, how=how)
     with clock.stage("build"):
         answers = [json.loads(text) for text in together(everyone, "building the model", build_and_share)]
         _refuse_other_models([names for _, names in answers])
         if not all(shares for shares, _ in answers):
-            ours.circle = each_alone(standing)
+            ours.load_group = each_alone(context)
         if ours.segment is not None:
             ours.segment.close()
-        ours.circle = joined(ours.circle, standing)
+        ours.load_group = joined(ours.load_group, context)
     with clock.stage("read"):
         try:
             found = together(everyone, "loading weights", read)
         except DureError:
             # What was asked for and never sent would be taken for the next load's.
-            standing.groups.pop("between", None)
+            context.groups.pop("between", None)
             raise
-        ours.circle.close()
+        ours.load_group.close()
     built, store = ours.built, ours.store
     odd = [str(rank) for rank, other in enumerate(found) if other != found[0]]
     if odd:
@@ -198,14 +198,14 @@ def load(
 
 def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> list[Target]:
     """Fill the model's tensors."""
-    built, store, circle = ours.built, ours.store, ours.circle
+    built, store, load_group = ours.built, ours.store, ours.load_group
     tensors = [tensor for tensor, _ in built.match.pairs]
-    readers = range(circle.size) if how == "slices" else range(1)
+    readers = range(load_group.size) if how == "slices" else range(1)
     read_into: ReadInto = store.read_into
     if not source.sliceable:
         tensors = _one_after_the_other(tensors)
         readers = range(1)
-        if circle.rank == 0 or how == "every-rank":
+        if load_group.rank == 0 or how == "every-rank":
             read_into = _from_memory(store, source, tensors)
     targets = _targets(built, tensors)
     if how == "every-rank":
@@ -214,8 +214,8 @@ def _read(ours: _Ours, source: Source, how: How, progress: Progress | None) -> l
     window_bytes = window_bytes_for(len(readers), sum(tensor.nbytes for tensor in tensors))
     windows = cut(tensors, window_bytes)
     done, total = 0, sum(window.nbytes for window in windows)
-    with Relay(circle, windows, readers, read_into, window_bytes) as relay, torch.no_grad():
-        fetch_pages(circle)  # while the first window is read
+    with Relay(load_group, windows, readers, read_into, window_bytes) as relay, torch.no_grad():
+        fetch_pages(load_group)  # while the first window is read
         for window, held in relay.arrivals():
             fill(targets, window, held)
             done += window.nbytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from dure.comm.group import Group
-from dure.comm.shm_counters import Counters, line_bytes
+from dure.comm.shm_counters import ShmCounters, line_bytes
 from dure.comm.shm_segment import Offer, Segment, map_offer
 from dure.weights.memory import POPULATE_WRITE
 from dure.weights.windows import STAGING_BYTES
@@ -19,7 +19,7 @@ STAGING_START = mmap.PAGESIZE
 
 
 @dataclass(frozen=True)
-class Standing:
+class LoadContext:
     """Where a rank stands in its team."""
 
     everyone: Group
@@ -31,7 +31,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Seat:
+class LoadPeer:
     """What a rank tells the others of itself."""
 
     node: int
@@ -42,7 +42,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Circle:
+class LoadGroup:
     """Ranks that load together, from one rank's place."""
 
     rank: int
@@ -50,7 +50,7 @@ class Circle:
     """All ranks, by the memory they share."""
     shared: mmap.mmap
     """The counters of up to 64 ranks, and from STAGING_START on the windows."""
-    counters: Counters
+    counters: ShmCounters
     between: dist.ProcessGroup | None
     """For the bytes between nodes: all ranks, used by the reading threads alone."""
 
@@ -75,50 +75,52 @@ def new_segment() -> Segment:
     return Segment(STAGING_START + STAGING_BYTES)
 
 
-def alone(deadline_seconds: float) -> Circle:
+def alone(deadline_seconds: float) -> LoadGroup:
     """A rank that loads for itself."""
     segment = new_segment()
-    counters = Counters(segment.bytes, 0, [os.getpid()], deadline_seconds)
+    counters = ShmCounters(segment.bytes, 0, [os.getpid()], deadline_seconds)
     segment.close()
-    return Circle(0, ((0,),), segment.bytes, counters, None)
+    return LoadGroup(0, ((0,),), segment.bytes, counters, None)
 
 
-def shared_by(standing: Standing, seats: Sequence[Seat], segment: Segment | None) -> Circle:
+def shared_by(context: LoadContext, peers: Sequence[LoadPeer], segment: Segment | None) -> LoadGroup:
     """All ranks, the memory of each node shared by its ranks; raises OSError where that cannot be."""
-    rank = standing.everyone.rank
+    rank = context.everyone.rank
     by_node: dict[int, list[int]] = {}
-    for other in sorted(range(len(seats)), key=lambda other: (seats[other].node, seats[other].local_rank)):
-        by_node.setdefault(seats[other].node, []).append(other)
+    for other in sorted(range(len(peers)), key=lambda other: (peers[other].node, peers[other].local_rank)):
+        by_node.setdefault(peers[other].node, []).append(other)
     nodes = tuple(tuple(ranks) for ranks in by_node.values())
-    own = by_node[standing.node]
+    own = by_node[context.node]
     if line_bytes(len(own)) > STAGING_START:
         raise OSError(f"{len(own)} ranks on a node are more than {STAGING_START // line_bytes(1)}")
-    shared = segment.bytes if segment is not None else map_offer(Offer(*seats[own[0]].offer))
-    counters = Counters(
-        shared, own.index(rank), [seats[other].pid for other in own], standing.deadline_seconds
+    shared = segment.bytes if segment is not None else map_offer(Offer(*peers[own[0]].offer))
+    counters = ShmCounters(
+        shared, own.index(rank), [peers[other].pid for other in own], context.deadline_seconds
     )
-    return Circle(rank, nodes, shared, counters, None)
+    return LoadGroup(rank, nodes, shared, counters, None)
 
 
-def each_alone(standing: Standing) -> Circle:
+def each_alone(context: LoadContext) -> LoadGroup:
     """All ranks, each as if it were a node of its own."""
-    one = alone(standing.deadline_seconds)
-    nodes = tuple((rank,) for rank in range(standing.everyone.size))
-    return Circle(standing.everyone.rank, nodes, one.shared, one.counters, None)
+    one = alone(context.deadline_seconds)
+    nodes = tuple((rank,) for rank in range(context.everyone.size))
+    return LoadGroup(context.everyone.rank, nodes, one.shared, one.counters, None)
 
 
-def joined(circle: Circle, standing: Standing) -> Circle:
-    """The circle with a way between its nodes; a collective call."""
-    if len(circle.nodes) == 1:
-        return circle
-    if "between" not in standing.groups:
-        standing.groups["between"] = dist.new_group(backend="gloo")
-    return Circle(circle.rank, circle.nodes, circle.shared, circle.counters, standing.groups["between"])
+def joined(load_group: LoadGroup, context: LoadContext) -> LoadGroup:
+    """The group with a connection between its nodes; a collective call."""
+    if len(load_group.nodes) == 1:
+        return load_group
+    if "between" not in context.groups:
+        context.groups["between"] = dist.new_group(backend="gloo")
+    return LoadGroup(
+        load_group.rank, load_group.nodes, load_group.shared, load_group.counters, context.groups["between"]
+    )
 
 
-def fetch_pages(circle: Circle) -> None:
+def fetch_pages(load_group: LoadGroup) -> None:
     """Have this rank's view of all windows' room in its page table at once, not page by page."""
     try:
-        circle.shared.madvise(POPULATE_WRITE)
+        load_group.shared.madvise(POPULATE_WRITE)
     except OSError:
         return  # an older kernel: then each page is fetched when it is read

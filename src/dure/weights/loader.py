@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dure.data.seeds import plant
-from dure.observe.heartbeat import Phase, Pulse
+from dure.data.seeds import seed_all
+from dure.observe.heartbeat import Heartbeat, Phase
 from dure.storage import open_store
 from dure.weights.load import FromConfig, How, Loaded, Progress, load
-from dure.weights.load_group import Standing
+from dure.weights.load_group import LoadContext
 
 Model = nn.Module | Callable[[], nn.Module] | Mapping[str, Any]
 """A module, a function that makes one, or what `from_pretrained` takes."""
@@ -22,11 +22,11 @@ Model = nn.Module | Callable[[], nn.Module] | Mapping[str, Any]
 class Loader:
     """This rank's part in loading pretrained weights."""
 
-    def __init__(self, standing: Standing, seed: int, device: torch.device, pulse: Pulse) -> None:
-        self._standing = standing
+    def __init__(self, context: LoadContext, seed: int, device: torch.device, heartbeat: Heartbeat) -> None:
+        self._context = context
         self._seed = seed
         self._device = device
-        self._pulse = pulse
+        self._heartbeat = heartbeat
 
     def load(
         self,
@@ -42,7 +42,7 @@ class Loader:
         location, path = place_of(weights, str(storage))
 
         def alive(done: int, total: int) -> None:
-            self._pulse.beat(0, Phase.LOADING)  # a long load is not a hang
+            self._heartbeat.beat(0, Phase.LOADING)  # a long load is not a hang
             if progress is not None:
                 progress(done, total)
 
@@ -50,14 +50,14 @@ class Loader:
             FromConfig(model) if isinstance(model, Mapping) else model,
             lambda: open_store(location, read_only=True),
             path,
-            self._standing,
+            self._context,
             how=how,
             strict=strict,
             progress=alive,
             device=self._device,
         )
         # What is drawn next does not depend on how much building the model drew.
-        plant(self._seed)
+        seed_all(self._seed)
         return loaded
 
 

@@ -12,7 +12,7 @@ _LINE = 64
 POPULATE_WRITE = getattr(mmap, "MADVPOPULATE_WRITE", 23)
 
 
-def room_for(tensor: torch.Tensor) -> int:
+def memory_for(tensor: torch.Tensor) -> int:
     """The bytes that a tensor takes here."""
     return -(-tensor.nbytes // _LINE) * _LINE
 
@@ -37,7 +37,7 @@ class FreshMemory:
         if not tensor.is_contiguous() or not tensor.numel():
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
         start = self._used
-        self._used += room_for(tensor)
+        self._used += memory_for(tensor)
         flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=start)
         return flat.view(tensor.shape)
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from dure.base.errors import PeerLost
 from dure.comm.group import naming_the_wait
 from dure.weights.filling import Bytes
-from dure.weights.load_group import STAGING_START, Circle
+from dure.weights.load_group import STAGING_START, LoadGroup
 from dure.weights.windows import STAGING_BYTES, Window
 
 _BROUGHT, _COPIED, _TROUBLE = range(3)
@@ -44,11 +44,11 @@ class _Coming:
 
 
 class Relay:
-    """Brings windows, one after the other. A collective: every rank of the circle takes all of them."""
+    """Brings windows, one after the other. A collective: every rank of the group takes all of them."""
 
     def __init__(
         self,
-        circle: Circle,
+        load_group: LoadGroup,
         windows: Sequence[Window],
         readers: Sequence[int],
         read_into: ReadInto,
@@ -57,21 +57,21 @@ class Relay:
         """`readers` are the ranks that read; no window is longer than `window_bytes`."""
         self._windows = windows
         self._read_into = read_into
-        self._rank = circle.rank
+        self._rank = load_group.rank
         self._readers = list(readers)
-        self._counters = circle.counters
-        self._between = circle.between
-        self._shared = memoryview(circle.shared)
+        self._counters = load_group.counters
+        self._between = load_group.between
+        self._shared = memoryview(load_group.shared)
         self._slot_bytes = window_bytes
         self._slots = STAGING_BYTES // window_bytes
-        here = next(node for node, ranks in enumerate(circle.nodes) if self._rank in ranks)
-        by_reader = [circle.bringers(reader) for reader in self._readers]
+        here = next(node for node, ranks in enumerate(load_group.nodes) if self._rank in ranks)
+        by_reader = [load_group.bringers(reader) for reader in self._readers]
         self._bringers = [bringers[here] for bringers in by_reader]
         """The rank of this node that brings a reader's windows, by reader."""
-        self._place = {rank: place for place, rank in enumerate(circle.nodes[here])}
+        self._place = {rank: place for place, rank in enumerate(load_group.nodes[here])}
         self._sends_to: list[int] = []
         if self._rank in self._readers:
-            self._sends_to = [r for r in circle.bringers(self._rank) if r != self._rank]
+            self._sends_to = [r for r in load_group.bringers(self._rank) if r != self._rank]
         self._sending: list[tuple[int, list[dist.Work], list[torch.Tensor]]] = []
         self._coming: _Coming | None = None
         self._next_sent = 0

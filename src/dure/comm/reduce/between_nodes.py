@@ -13,7 +13,7 @@ import torch
 
 from dure.comm.group import Group
 from dure.comm.link import Link
-from dure.comm.reduce.exchanger import NOT_FINITE, Pieces, Room, Wire, is_finite, joined
+from dure.comm.reduce.exchanger import NOT_FINITE, BucketBuffers, Pieces, Wire, is_finite, joined
 from dure.comm.reduce.over_backend import OverGloo, flags_of_all
 from dure.comm.reduce.shared_memory import ALIGNED, ThroughSharedMemory
 from dure.comm.reduce.treesum import TreeSum, tree_sum
@@ -112,25 +112,30 @@ class BetweenNodes:
         # Rounding at the root is done here or by this node's own sums, never by the way over several nodes.
         self._over_gloo = OverGloo(peers.group, peers, wire)
         self._peers = peers
-        self._parts: dict[int, tuple[Room, dict[int, list[_Part]]]] = {}
+        self._parts: dict[int, tuple[BucketBuffers, dict[int, list[_Part]]]] = {}
         """By bucket and number of active shards; for the room they were made for."""
         self._flags = 0
 
-    def room(self, index: int, buffer: torch.Tensor) -> Room:
+    def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """See `Exchanger`."""
-        return self._local.room(index, buffer)
+        return self._local.buffers(index, buffer)
 
     def exchange(
-        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+        self,
+        buffers: BucketBuffers,
+        shape: Pieces,
+        scale: float,
+        flags: int,
+        own: Sequence[range] | None = None,
     ) -> None:
         """See `Exchanger`."""
         self._flags |= flags
-        if not room.out.numel():
+        if not buffers.out.numel():
             return
         if self._link is not None:
-            self._swap(self._link, room, shape, scale)
+            self._swap(self._link, buffers, shape, scale)
         else:
-            self._through_all(room, shape, scale)
+            self._through_all(buffers, shape, scale)
 
     def conclude(self) -> int:
         """See `Exchanger`."""
@@ -152,52 +157,58 @@ class BetweenNodes:
             self._link.close()
         self._local.close()
 
-    def _swap(self, link: Link, room: Room, shape: Pieces, scale: float) -> None:
+    def _swap(self, link: Link, buffers: BucketBuffers, shape: Pieces, scale: float) -> None:
         """Two nodes: each sends its sums to the other, and both add; in parts, so that the wire never waits
         for the adding, nor the adding for more than the first part."""
-        parts = self._parts_of(room, shape)
+        parts = self._parts_of(buffers, shape)
         for part in parts:
             part.scale = scale
-        self._local.meet()
+        self._local.wait()
         link.swap(parts, "the exchange of gradients between nodes")
         if not all(part.finite for part in parts):
             self._flags |= NOT_FINITE
 
-    def _parts_of(self, room: Room, shape: Pieces) -> list[_Part]:
-        known, by_leaves = self._parts.get(room.index, (None, {}))
-        if known is not room:
+    def _parts_of(self, buffers: BucketBuffers, shape: Pieces) -> list[_Part]:
+        known, by_leaves = self._parts.get(buffers.index, (None, {}))
+        if known is not buffers:
             by_leaves = {}
-            self._parts[room.index] = room, by_leaves
+            self._parts[buffers.index] = buffers, by_leaves
         if shape.leaves not in by_leaves:
-            by_leaves[shape.leaves] = self._new_parts(room, shape)
+            by_leaves[shape.leaves] = self._new_parts(buffers, shape)
         return by_leaves[shape.leaves]
 
-    def _new_parts(self, room: Room, shape: Pieces) -> list[_Part]:
+    def _new_parts(self, buffers: BucketBuffers, shape: Pieces) -> list[_Part]:
         of_nodes = shape.of_nodes(self._local_size)
         additions, _, (root,) = joined(of_nodes.in_order, of_nodes.leaves)
         # Only the root's own children are rounded; deeper subtrees (nodes with odd shares) cross as they are.
         rounded = self._wire.rounds and len(additions) == 1
         mine, theirs = (len(of_nodes.by_rank[node]) for node in (self._node, 1 - self._node))
-        wire_dtype = self._wire.dtype if rounded else room.out.dtype
-        cuts = _cuts(self._local.slice_of(room))
+        wire_dtype = self._wire.dtype if rounded else buffers.out.dtype
+        cuts = _cuts(self._local.slice_of(buffers))
         widest = max((cut.stop - cut.start for cut in cuts), default=0)
         # One place for what comes: it is added at once, and stays in the core's cache.
-        arriving = room.out.new_empty(theirs, widest, dtype=wire_dtype)
-        coming = room.out.new_empty(theirs, widest) if rounded else arriving
+        arriving = buffers.out.new_empty(theirs, widest, dtype=wire_dtype)
+        coming = buffers.out.new_empty(theirs, widest) if rounded else arriving
         parts = []
         for cut in cuts:
             width = cut.stop - cut.start
-            own = list(room.out.new_empty(mine, width))
+            own = list(buffers.out.new_empty(mine, width))
             came = [row[:width] for row in coming]
             both = [*own, *came] if self._node == 0 else [*came, *own]
             part = _Part(
-                sums=self._local.sums(room, cut, self._own_node(shape), shape.leaves, own),
+                sums=self._local.sums(buffers, cut, self._own_node(shape), shape.leaves, own),
                 own=own,
                 going=[row.to(wire_dtype) for row in own],
                 arrived=[row[:width] for row in arriving] if rounded else came,
                 came=came,
                 finish=tree_sum(
-                    both, additions, root, self._local.outs(room, cut), self._wire, room.limit, cold=True
+                    both,
+                    additions,
+                    root,
+                    self._local.outs(buffers, cut),
+                    self._wire,
+                    buffers.limit,
+                    cold=True,
                 ),
             )
             parts.append(part)
@@ -207,20 +218,20 @@ class BetweenNodes:
         first = self._node * self._local_size
         return shape.by_rank[first : first + self._local_size]
 
-    def _through_all(self, room: Room, shape: Pieces, scale: float) -> None:
+    def _through_all(self, buffers: BucketBuffers, shape: Pieces, scale: float) -> None:
         """More nodes, or none that a link could be laid to: the slice is cut again, one part a node."""
-        cut, of_nodes = self._local.slice_of(room), shape.of_nodes(self._local_size)
+        cut, of_nodes = self._local.slice_of(buffers), shape.of_nodes(self._local_size)
         held = of_nodes.by_rank[self._node]
-        sums = list(room.out.new_empty(len(held), cut.stop - cut.start))
-        self._local.meet()
-        for add in self._local.sums(room, cut, self._own_node(shape), shape.leaves, sums):
+        sums = list(buffers.out.new_empty(len(held), cut.stop - cut.start))
+        self._local.wait()
+        for add in self._local.sums(buffers, cut, self._own_node(shape), shape.leaves, sums):
             add(1.0)
-        whole = sums[-1] if sums else room.out.new_empty(cut.stop - cut.start)
-        self._over_gloo.exchange(Room(-1, whole, room.limit, sums[:-1]), of_nodes, 1.0, 0)
+        whole = sums[-1] if sums else buffers.out.new_empty(cut.stop - cut.start)
+        self._over_gloo.exchange(BucketBuffers(-1, whole, buffers.limit, sums[:-1]), of_nodes, 1.0, 0)
         self._over_gloo.conclude()
-        for out in self._local.outs(room, cut):
+        for out in self._local.outs(buffers, cut):
             torch.mul(whole, scale, out=out)
-        if not is_finite(whole * scale, room.limit):
+        if not is_finite(whole * scale, buffers.limit):
             self._flags |= NOT_FINITE
 
 

@@ -109,7 +109,7 @@ def most_pieces(rank: int, ranks: int, shards: int) -> int:
 
 
 @dataclass
-class Room:
+class BucketBuffers:
     """Where one bucket's pieces are put for the exchange."""
 
     index: int
@@ -145,12 +145,17 @@ class Room:
 class Exchanger(Protocol):
     """Adds everyone's pieces in tree order. Used by one thread."""
 
-    def room(self, index: int, buffer: torch.Tensor) -> Room:
+    def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """Where the bucket's pieces go; its `out` holds the buffer's content (and may be the buffer)."""
         ...
 
     def exchange(
-        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+        self,
+        buffers: BucketBuffers,
+        shape: Pieces,
+        scale: float,
+        flags: int,
+        own: Sequence[range] | None = None,
     ) -> None:
         """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank. It is there, on
         this rank, when the next `conclude` returns.

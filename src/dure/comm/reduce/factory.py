@@ -43,7 +43,7 @@ class Place:
     """What ranks of different nodes prove to each other; empty when no agent of ours started them."""
 
 
-class Ways:
+class ExchangerFactory:
     """The process groups of the communication threads, made once; a new exchanger for every model."""
 
     def __init__(self, place: Place, device: torch.device, wire: Wire, transport: Transport) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from dure.base.errors import UsageError
-from dure.comm.reduce.exchanger import ALL_USED, Exchanger, Pieces, Room, Wire
+from dure.comm.reduce.exchanger import ALL_USED, BucketBuffers, Exchanger, Pieces, Wire
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 
@@ -62,7 +62,7 @@ class StepExchange:
     flags: int = 0
     """Of all ranks, OR-ed, when the exchange is over: ALL_USED, NOT_FINITE."""
     buckets: list[_Bucket] = field(default_factory=list)
-    rooms: list[Room] = field(default_factory=list)
+    bucket_buffers: list[BucketBuffers] = field(default_factory=list)
     """Of those buckets."""
 
 
@@ -160,12 +160,12 @@ class GradientExchange:
         try:
             step.buckets.append(bucket)
             self.raise_failure()
-            room = self._exchanger.room(bucket.index, bucket.buffer)
-            step.rooms.append(room)
-            self._join_own(step, room, bucket)
+            buffers = self._exchanger.buffers(bucket.index, bucket.buffer)
+            step.bucket_buffers.append(buffers)
+            self._join_own(step, buffers, bucket)
             own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
             flags = ALL_USED if bucket.is_last and step.all_used else 0
-            self._exchanger.exchange(room, step.shape, step.scale, flags, own)
+            self._exchanger.exchange(buffers, step.shape, step.scale, flags, own)
             if bucket.is_last:
                 self._conclude(step)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
@@ -176,20 +176,20 @@ class GradientExchange:
 
     def _conclude(self, step: StepExchange) -> None:
         step.flags = self._exchanger.conclude()
-        for room, bucket in zip(step.rooms, step.buckets, strict=True):
-            if room.out.data_ptr() != bucket.buffer.data_ptr():
-                bucket.buffer.copy_(room.out)
+        for buffers, bucket in zip(step.bucket_buffers, step.buckets, strict=True):
+            if buffers.out.data_ptr() != bucket.buffer.data_ptr():
+                bucket.buffer.copy_(buffers.out)
         for bucket in step.buckets:
             bucket.future.set_result(bucket.buffer)
         step.buckets.clear()
 
-    def _join_own(self, step: StepExchange, room: Room, bucket: _Bucket) -> None:
+    def _join_own(self, step: StepExchange, buffers: BucketBuffers, bucket: _Bucket) -> None:
         """Join this rank's stack with the bucket: what the tree joins now, the rest as pieces of their own."""
         parameters, offsets = bucket.parameters, bucket.offsets
         held = self._stack.held_for(parameters) if step.shard is not None else []
         if step.shard is None or not held:
             return
-        views = self._stack.views_of(room.out, parameters, offsets)
+        views = self._stack.views_of(buffers.out, parameters, offsets)
         joined = self._stack.top_joins(step.shard, step.shape.leaves)
         for sums in reversed(held[len(held) - joined :]):
             # Only a rank that holds all shards joins the root here, and then with the last addition.
@@ -199,4 +199,4 @@ class GradientExchange:
             else:
                 torch._foreach_add_(views, sums)
         for position, sums in enumerate(held[: len(held) - joined]):
-            torch._foreach_copy_(self._stack.views_of(room.extra(position), parameters, offsets), sums)
+            torch._foreach_copy_(self._stack.views_of(buffers.extra(position), parameters, offsets), sums)

@@ -11,8 +11,8 @@ from dure.comm.group import Group, naming_the_wait
 from dure.comm.reduce.exchanger import (
     NOT_FINITE,
     Addition,
+    BucketBuffers,
     Pieces,
-    Room,
     Wire,
     adding_dtype,
     is_finite,
@@ -24,45 +24,50 @@ from dure.comm.reduce.treesum import TreeSum, tree_sum
 _MOST_FLAGS = 8
 
 
-class PlainRooms:
+class PlainBuffers:
     """Rooms in memory of this process alone."""
 
     def __init__(self) -> None:
-        self._rooms: dict[int, Room] = {}
+        self._bucket_buffers: dict[int, BucketBuffers] = {}
 
-    def room(self, index: int, buffer: torch.Tensor) -> Room:
+    def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """See `Exchanger`."""
-        known = self._rooms.get(index)
+        known = self._bucket_buffers.get(index)
         if known is not None and known.serves(buffer) and known.out.data_ptr() == buffer.data_ptr():
             return known
         dtype = adding_dtype(buffer.dtype)
         extras = known.extras if known is not None and known.serves(buffer) else []
-        room = Room(
+        buffers = BucketBuffers(
             index, buffer if dtype == buffer.dtype else buffer.to(dtype), largest(buffer.dtype), extras
         )
-        self._rooms[index] = room
-        return room
+        self._bucket_buffers[index] = buffers
+        return buffers
 
 
-class Alone(PlainRooms):
+class Alone(PlainBuffers):
     """No exchange: a rank's own shards are all there is (one rank, or `sync = false`)."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
         self._rank = rank
         self._flags = 0
-        self._sums: dict[tuple[int, int], tuple[Room, TreeSum]] = {}
+        self._sums: dict[tuple[int, int], tuple[BucketBuffers, TreeSum]] = {}
         """By bucket and number of pieces; for the room they were made for."""
 
     def exchange(
-        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+        self,
+        buffers: BucketBuffers,
+        shape: Pieces,
+        scale: float,
+        flags: int,
+        own: Sequence[range] | None = None,
     ) -> None:
         """See `Exchanger`."""
         self._flags |= flags
         held = len(shape.by_rank[self._rank])
         if not held:  # no samples in this step, and nobody else's gradients
-            room.out.zero_()
-        elif room.out.numel() and not self._sum(room, held)(scale):
+            buffers.out.zero_()
+        elif buffers.out.numel() and not self._sum(buffers, held)(scale):
             self._flags |= NOT_FINITE
 
     def conclude(self) -> int:
@@ -76,18 +81,18 @@ class Alone(PlainRooms):
     def close(self) -> None:
         """See `Exchanger`."""
 
-    def _sum(self, room: Room, held: int) -> TreeSum:
-        known, summing = self._sums.get((room.index, held), (None, None))
-        if known is not room or summing is None:
-            pieces = list(room.own(held))
+    def _sum(self, buffers: BucketBuffers, held: int) -> TreeSum:
+        known, summing = self._sums.get((buffers.index, held), (None, None))
+        if known is not buffers or summing is None:
+            pieces = list(buffers.own(held))
             # Without synchronisation a rank may hold subtrees that no tree joins: from left to right, then.
             additions = [Addition(0, right, at_root=False) for right in range(1, held)]
-            summing = tree_sum(pieces, additions, 0, [room.out], Wire(), room.limit)
-            self._sums[room.index, held] = room, summing
+            summing = tree_sum(pieces, additions, 0, [buffers.out], Wire(), buffers.limit)
+            self._sums[buffers.index, held] = buffers, summing
         return summing
 
 
-class OverGloo(PlainRooms):
+class OverGloo(PlainBuffers):
     """All-to-all of slices, a local sum in tree order, all-gather of the sums.
 
     Every rank owns one slice of the bucket: the bytes of a ring, in our order.
@@ -105,10 +110,15 @@ class OverGloo(PlainRooms):
         """Whether the last exchange has told this rank's flags."""
 
     def exchange(
-        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+        self,
+        buffers: BucketBuffers,
+        shape: Pieces,
+        scale: float,
+        flags: int,
+        own: Sequence[range] | None = None,
     ) -> None:
         """See `Exchanger`."""
-        out = room.out
+        out = buffers.out
         self._flags |= flags
         self._told = bool(out.numel())
         if not self._told:
@@ -117,7 +127,7 @@ class OverGloo(PlainRooms):
         held = [len(pieces) for pieces in shape.by_rank]
         count = held[self._rank]
         sent = out.new_zeros(self._ranks, count, width)
-        for position, piece in enumerate(room.own(count)):
+        for position, piece in enumerate(buffers.own(count)):
             _scatter(piece, sent[:, position])
         received = out.new_empty(sum(held), width)
         with naming_the_wait(self._rank, "the exchange of gradients"):
@@ -134,7 +144,7 @@ class OverGloo(PlainRooms):
             # One more element tells this rank's flags: small whole numbers, exact in every dtype that is added in.
             slice_and_flags = out.new_empty(width + 1)
             torch.mul(received[root], scale, out=slice_and_flags[:width])
-            if not is_finite(slice_and_flags[:width], room.limit):
+            if not is_finite(slice_and_flags[:width], buffers.limit):
                 self._flags |= NOT_FINITE
             slice_and_flags[width] = self._flags
             whole = out.new_empty(self._ranks * (width + 1))

@@ -3,7 +3,7 @@
 DDP's buckets are moved into shared memory in place, so that nothing is copied in. Each rank walks over its
 slice in one pass: it adds everyone's pieces in tree order and writes the scaled sum back into everyone's
 bucket, over the bytes it has just read. Memory is read once and written once, which is what one plain copy
-costs. One meeting per bucket: all pieces are there. One more at the end of the step: all slices are done.
+costs. One barrier per bucket: all pieces are there. One more at the end of the step: all slices are done.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dure.base.say import say
 from dure.comm.group import Group
 from dure.comm.reduce.exchanger import (
     NOT_FINITE,
+    BucketBuffers,
     Pieces,
-    Room,
     Wire,
     adding_dtype,
     joined,
@@ -29,7 +29,7 @@ from dure.comm.reduce.exchanger import (
     leading_to,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
-from dure.comm.shm_barrier import Meeting
+from dure.comm.shm_barrier import ShmBarrier
 from dure.comm.shm_segment import Offer, Segment, map_offer, offer_tensor
 
 ALIGNED = 16
@@ -39,7 +39,7 @@ _WHAT = "the exchange of gradients"
 
 
 @dataclass
-class _SharedRoom(Room):
+class _SharedBuckets(BucketBuffers):
     """A room that all ranks of the node can see."""
 
     everyones: list[list[torch.Tensor]] = field(default_factory=list)
@@ -66,17 +66,17 @@ class ThroughSharedMemory:
         self._ranks = group.size
         self._extras = extras
         self._wire = wire
-        self._meeting = Meeting(group, 2 * totals, deadline_seconds)
+        self._barrier = ShmBarrier(group, 2 * totals, deadline_seconds)
         self._half = 0
-        self._rooms: dict[int, _SharedRoom] = {}
+        self._bucket_buffers: dict[int, _SharedBuckets] = {}
         self._told = False
         self._flags = 0
 
-    def room(self, index: int, buffer: torch.Tensor) -> Room:
+    def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
         if not buffer.numel():
-            return Room(index, buffer, largest(buffer.dtype))
-        known = self._rooms.get(index)
+            return BucketBuffers(index, buffer, largest(buffer.dtype))
+        known = self._bucket_buffers.get(index)
         if known is not None and known.serves(buffer):
             if not known.in_place:
                 known.out.copy_(buffer)
@@ -85,24 +85,29 @@ class ThroughSharedMemory:
                 return known
         if known is not None:
             self._drop(known)
-        room = self._new_room(index, buffer)
-        self._rooms[index] = room
-        return room
+        buffers = self._new_room(index, buffer)
+        self._bucket_buffers[index] = buffers
+        return buffers
 
     def exchange(
-        self, room: Room, shape: Pieces, scale: float, flags: int, own: Sequence[range] | None = None
+        self,
+        buffers: BucketBuffers,
+        shape: Pieces,
+        scale: float,
+        flags: int,
+        own: Sequence[range] | None = None,
     ) -> None:
         """See `Exchanger`."""
         self._flags |= flags
-        if not room.out.numel():
+        if not buffers.out.numel():
             return
-        assert isinstance(room, _SharedRoom)
+        assert isinstance(buffers, _SharedBuckets)
         # The places are part of the key: when DDP rebuilds its buckets, one as long as before holds other parameters.
         key = (shape.leaves, None if own is None else tuple(own))
-        walk = room.walks.get(key)
+        walk = buffers.walks.get(key)
         if walk is None:
-            walk = room.walks[key] = self._walk(room, shape, own)
-        self.meet()
+            walk = buffers.walks[key] = self._walk(buffers, shape, own)
+        self.wait()
         if not walk(scale):
             self._flags |= NOT_FINITE
 
@@ -111,58 +116,58 @@ class ThroughSharedMemory:
         flags, self._flags = self._flags, 0
         return self.agree(flags)
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         """Wait for all ranks of the node."""
-        self._meeting.meet(_WHAT)
+        self._barrier.wait(_WHAT)
 
     def agree(self, flags: int) -> int:
         """Wait for all ranks of the node; their flags, OR-ed."""
-        return self._meeting.agree(flags, _WHAT)
+        return self._barrier.agree(flags, _WHAT)
 
-    def slice_of(self, room: Room) -> slice:
+    def slice_of(self, buffers: BucketBuffers) -> slice:
         """The elements of a bucket that this rank adds."""
-        return slice(*_slice(self._rank, self._ranks, room.out.numel()))
+        return slice(*_slice(self._rank, self._ranks, buffers.out.numel()))
 
     def sums(
         self,
-        room: Room,
+        buffers: BucketBuffers,
         part: slice,
         by_rank: Sequence[Sequence[range]],
         leaves: int,
         into: Sequence[torch.Tensor],
     ) -> list[TreeSum]:
         """How this node's subtree sums of a part of this rank's slice are put `into` memory of its own."""
-        assert isinstance(room, _SharedRoom)
-        pieces = [piece[part] for piece in _held(by_rank, room.everyones)]
+        assert isinstance(buffers, _SharedBuckets)
+        pieces = [piece[part] for piece in _held(by_rank, buffers.everyones)]
         additions, _, positions = joined([p for pieces in by_rank for p in pieces], leaves)
         return [
-            tree_sum(pieces, leading_to(at, additions), at, [out], self._wire, room.limit)
+            tree_sum(pieces, leading_to(at, additions), at, [out], self._wire, buffers.limit)
             for at, out in zip(positions, into, strict=True)
         ]
 
-    def outs(self, room: Room, part: slice) -> list[torch.Tensor]:
+    def outs(self, buffers: BucketBuffers, part: slice) -> list[torch.Tensor]:
         """A part of this rank's slice in the bucket of everyone on the node."""
-        assert isinstance(room, _SharedRoom)
-        return [tensors[-1][part] for tensors in room.everyones]
+        assert isinstance(buffers, _SharedBuckets)
+        return [tensors[-1][part] for tensors in buffers.everyones]
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`. Two halves of the board in turn: nobody writes what another may still read."""
         flat = vector.view(-1)
         self._half ^= 1
         start = self._half * flat.numel()
-        board = self._meeting.board[:, start : start + flat.numel()]
+        board = self._barrier.board[:, start : start + flat.numel()]
         board[self._rank] = flat.numpy()
-        self._meeting.meet("the exchange of losses")
+        self._barrier.wait("the exchange of losses")
         flat.copy_(torch.from_numpy(board.sum(axis=0)))
 
     def close(self) -> None:
         """See `Exchanger`."""
-        for room in self._rooms.values():
-            self._drop(room)
-        self._rooms.clear()
-        self._meeting.close()
+        for buffers in self._bucket_buffers.values():
+            self._drop(buffers)
+        self._bucket_buffers.clear()
+        self._barrier.close()
 
-    def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedRoom:
+    def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedBuckets:
         dtype = adding_dtype(buffer.dtype)
         nbytes = buffer.numel() * dtype.itemsize
         in_place = dtype == buffer.dtype and self._shm_has_room(nbytes) and self._move_bucket(buffer)
@@ -182,7 +187,7 @@ class ThroughSharedMemory:
             else [_mapped(Offer(*offer), dtype, out.numel()) for offer in json.loads(text)]
             for rank, text in enumerate(told)
         ]
-        return _SharedRoom(index, out, largest(buffer.dtype), extras, everyones, in_place, segments)
+        return _SharedBuckets(index, out, largest(buffer.dtype), extras, everyones, in_place, segments)
 
     def _move_bucket(self, buffer: torch.Tensor) -> bool:
         """Move DDP's bucket into shared memory; whether every rank could. Other programs fill /dev/shm too."""
@@ -218,19 +223,19 @@ class ThroughSharedMemory:
             )
         return enough
 
-    def _walk(self, room: _SharedRoom, shape: Pieces, own: Sequence[range] | None) -> TreeSum:
+    def _walk(self, buffers: _SharedBuckets, shape: Pieces, own: Sequence[range] | None) -> TreeSum:
         """What this rank does at every step: with its slice of everyone's bucket, or with its own places in its
         own bucket."""
-        pieces = _held(shape.by_rank, room.everyones)
+        pieces = _held(shape.by_rank, buffers.everyones)
         additions, _, (root,) = joined(shape.in_order, shape.leaves)
-        everywhere = slice(0, room.out.numel())
-        outs = self.outs(room, everywhere) if own is None else [room.out]
-        mine = self.slice_of(room)
+        everywhere = slice(0, buffers.out.numel())
+        outs = self.outs(buffers, everywhere) if own is None else [buffers.out]
+        mine = self.slice_of(buffers)
         places = [range(mine.start, mine.stop)] if own is None else own
-        return tree_sum(pieces, additions, root, outs, self._wire, room.limit, places=places)
+        return tree_sum(pieces, additions, root, outs, self._wire, buffers.limit, places=places)
 
-    def _drop(self, room: _SharedRoom) -> None:
-        for segment in room.segments:
+    def _drop(self, buffers: _SharedBuckets) -> None:
+        for segment in buffers.segments:
             segment.close()
 
 

@@ -50,8 +50,8 @@ def tree_sum(
     """What to do at every step with these flat tensors, all of one length; `outs` may be `pieces`.
 
     It only writes to `outs`, and there only to `places` (by default everywhere). Whatever can be made ready
-    is made ready now. `limit`: see `Room`. `cold`: nobody has just read what stands in `outs`, so they are better
-    written past the caches.
+    is made ready now. `limit`: see `BucketBuffers`. `cold`: nobody has just read what is in `outs`, so they are
+    better written past the caches.
     """
     where = [range(outs[0].numel())] if places is None else places
     kernel = compiled()

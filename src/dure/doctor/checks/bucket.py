@@ -7,7 +7,7 @@ import contextlib
 from dure.base.errors import DureError, StorageError
 from dure.doctor.checks.storage import MARK
 from dure.doctor.finding import Finding, bad, good
-from dure.doctor.plan import Plan
+from dure.doctor.plan import JobNeeds
 from dure.storage import Store, open_store
 from dure.storage.answers import Trouble, trouble_of
 
@@ -19,7 +19,7 @@ _WORDS: dict[Trouble, str] = {
 }
 
 
-def there(plan: Plan, node: str) -> Finding:
+def there(plan: JobNeeds, node: str) -> Finding:
     """Whether the bucket, and what the job reads of it, can be read from this node."""
     needs = [path for path in plan.needs if "://" in path]
     place = plan.bucket or needs[0]
@@ -34,7 +34,7 @@ def there(plan: Plan, node: str) -> Finding:
     return good("storage", node, "storage.there", path=place)
 
 
-def takes(plan: Plan, node: str, token: str) -> Finding:
+def takes(plan: JobNeeds, node: str, token: str) -> Finding:
     """Whether checkpoints can be saved: put, get, delete, and a put that refuses to replace, as a manifest's must.
 
     A mark stays until `forget`.
@@ -58,7 +58,7 @@ def takes(plan: Plan, node: str, token: str) -> Finding:
     return good("read_write", node, "read_write.puts", path=plan.saves)
 
 
-def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
+def seen(plan: JobNeeds, token: str, writers: list[str]) -> list[str]:
     """Of the nodes that wrote, those whose mark this node can read."""
     assert plan.saves is not None
     store = open_store(plan.saves, read_only=True)
@@ -70,7 +70,7 @@ def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
     return found
 
 
-def forget(plan: Plan, node: str, token: str) -> None:
+def forget(plan: JobNeeds, node: str, token: str) -> None:
     """Remove what `takes` wrote."""
     if plan.saves is not None:
         with contextlib.suppress(DureError):

@@ -6,12 +6,12 @@ import os
 
 from dure.base.open_files import UNLIMITED, limits
 from dure.doctor.finding import Finding, bad, good, note
-from dure.doctor.plan import Plan
+from dure.doctor.plan import JobNeeds
 
 _SHM = "/dev/shm"
 
 
-def shared_memory(plan: Plan, node: str) -> Finding:
+def shared_memory(plan: JobNeeds, node: str) -> Finding:
     """Whether the gradients of all ranks fit into shared memory."""
     try:
         about = os.statvfs(_SHM)
@@ -24,7 +24,7 @@ def shared_memory(plan: Plan, node: str) -> Finding:
     return good("shm", node, "shm.free", **values)
 
 
-def open_files(plan: Plan, node: str) -> Finding:
+def open_files(plan: JobNeeds, node: str) -> Finding:
     """Whether a process may have enough files open: connections, shared memory, samples.
 
     What counts is the hard limit: a run raises the other one by itself.
@@ -37,7 +37,7 @@ def open_files(plan: Plan, node: str) -> Finding:
     return good("files", node, "files.enough", soft="∞" if soft == UNLIMITED else soft, need=plan.open_files)
 
 
-def cores(plan: Plan, node: str) -> Finding:
+def cores(plan: JobNeeds, node: str) -> Finding:
     """Whether there is a core for every thread of every rank. Too few is slow, never wrong."""
     have, want = len(os.sched_getaffinity(0)), plan.ranks * plan.threads
     values = {"cores": have, "ranks": plan.ranks, "threads": plan.threads}

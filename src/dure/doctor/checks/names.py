@@ -7,11 +7,11 @@ import socket
 
 from dure.base.errors import UsageError
 from dure.doctor.finding import Finding, bad, good
-from dure.doctor.plan import Plan
+from dure.doctor.plan import JobNeeds
 from dure.launch.nodes.address import choose_interface, interfaces, resolve
 
 
-def host_name(plan: Plan, node: str) -> Finding:
+def host_name(plan: JobNeeds, node: str) -> Finding:
     """Whether this host's name, and those of all nodes, are addresses that others can reach."""
     own = socket.gethostname()
     for name in dict.fromkeys((own, *map(_without_user, plan.hosts))):
@@ -24,7 +24,7 @@ def host_name(plan: Plan, node: str) -> Finding:
     return good("name", node, "name.found", name=own, address=socket.gethostbyname(own))
 
 
-def interface(plan: Plan, node: str) -> tuple[Finding, str | None]:
+def interface(plan: JobNeeds, node: str) -> tuple[Finding, str | None]:
     """The interface that this node's ranks will talk over, and its address; None where there is none."""
     there = ", ".join(f"{name} ({address})" for name, address in sorted(interfaces().items()))
     try:
@@ -38,7 +38,7 @@ def interface(plan: Plan, node: str) -> tuple[Finding, str | None]:
     return good("interface", node, "interface.chosen", name=name, address=address), address
 
 
-def _all_on_one_machine(plan: Plan) -> bool:
+def _all_on_one_machine(plan: JobNeeds) -> bool:
     """Whoever writes 127.0.0.1 itself for the leader says so."""
     return plan.hosts[0].startswith("127.")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dure.base.files import write_whole
 from dure.doctor.finding import Finding, bad, good, note
-from dure.doctor.plan import Plan
+from dure.doctor.plan import JobNeeds
 
 _REFUSALS = (errno.EROFS, errno.EACCES, errno.EPERM)
 MARK = ".dure-doctor-"
@@ -18,7 +18,7 @@ MARK = ".dure-doctor-"
 _LEAST_TEMPORARY = 64 << 20
 
 
-def there(plan: Plan, node: str) -> Finding:
+def there(plan: JobNeeds, node: str) -> Finding:
     """Whether the storage, and what the job reads of it, is on this node."""
     assert plan.storage is not None
     if not os.path.isdir(plan.storage):
@@ -29,7 +29,7 @@ def there(plan: Plan, node: str) -> Finding:
     return good("storage", node, "storage.there", path=plan.storage)
 
 
-def refuses(plan: Plan, node: str) -> Finding:
+def refuses(plan: JobNeeds, node: str) -> Finding:
     """Whether everything that is to be read-only refuses to be written, found by trying."""
     taken = [path for path in plan.refuses if os.path.exists(path) and _can_be_written(path)]
     if taken:
@@ -37,7 +37,7 @@ def refuses(plan: Plan, node: str) -> Finding:
     return good("read_only", node, "read_only.refuses", path=plan.storage)
 
 
-def takes(plan: Plan, node: str, token: str) -> Finding:
+def takes(plan: JobNeeds, node: str, token: str) -> Finding:
     """Whether the folder that runs write to takes write, fsync and rename. The file stays until `forget`."""
     folder = _marked(plan)
     try:
@@ -53,7 +53,7 @@ def takes(plan: Plan, node: str, token: str) -> Finding:
     return good("read_write", node, "read_write.takes", path=_shown(folder))
 
 
-def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
+def seen(plan: JobNeeds, token: str, writers: list[str]) -> list[str]:
     """Of the nodes that wrote, those whose file this node can read."""
     folder = _marked(plan)
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def seen(plan: Plan, token: str, writers: list[str]) -> list[str]:
     return found
 
 
-def forget(plan: Plan, node: str, token: str) -> None:
+def forget(plan: JobNeeds, node: str, token: str) -> None:
     """Remove what `takes` wrote."""
     if plan.writable is not None:
         # Wherever it was: a run may have made the folder meanwhile.
@@ -75,7 +75,7 @@ def forget(plan: Plan, node: str, token: str) -> None:
                 _mark(str(folder), token, node).unlink()
 
 
-def space(plan: Plan, node: str) -> list[Finding]:
+def space(plan: JobNeeds, node: str) -> list[Finding]:
     """Whether there is room to save, and for temporary files."""
     findings = []
     folder = _existing(plan)
@@ -97,13 +97,13 @@ def _free(folder: str) -> int:
     return about.f_bavail * about.f_frsize
 
 
-def _marked(plan: Plan) -> str:
+def _marked(plan: JobNeeds) -> str:
     """Where marks are left: in the folder that runs write to, or in the nearest above it if a run will make it."""
     assert plan.writable is not None
     return _existing(plan) if plan.made_by_run else plan.writable
 
 
-def _existing(plan: Plan) -> str:
+def _existing(plan: JobNeeds) -> str:
     """The written folder, or the nearest above it that is there."""
     path = Path(plan.writable or ".")
     while not path.is_dir() and path != path.parent:

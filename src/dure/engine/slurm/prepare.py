@@ -14,7 +14,7 @@ from dure.engine.slurm.quoting import variable
 from dure.engine.slurm.request import Request, request_for
 from dure.image.contents import PYTHON
 from dure.image.digest import digest_of, recorded
-from dure.image.enter import image_of, place_of
+from dure.image.enter import container_of, image_of
 from dure.image.runner import pyxis_options
 
 
@@ -71,5 +71,5 @@ def pyxis_with(loaded: LoadedJob, job: Path, run: Path, *, of_any_run: bool = Fa
     image = image_of(loaded)
     assert image is not None
     digest = recorded(image) or digest_of(image)
-    place = place_of(loaded, run, digest=digest, job_file=job, environ={}, of_any_run=of_any_run)
+    place = container_of(loaded, run, digest=digest, job_file=job, environ={}, of_any_run=of_any_run)
     return pyxis_options(place)

@@ -14,7 +14,7 @@ _TURN_BYTES = 1 << 20
 _UNSENT_BYTES = MESSAGE_BYTES + (1 << 20)
 
 
-class Line:
+class AgentConnection:
     """A connected socket. `send` and `receive` are called from one thread; neither blocks.
 
     What no agent would do closes it, and says so in `closed`: a line that is too long or not a message, or not taking
@@ -108,7 +108,7 @@ class Line:
         self.socket.close()
 
 
-def close_all(lines: list[Line], seconds: float) -> None:
+def close_all(lines: list[AgentConnection], seconds: float) -> None:
     """Close connections, after what was sent has gone out or the seconds, for all together, have passed."""
     deadline = time.monotonic() + seconds
     while any(line.has_more_to_send for line in lines) and time.monotonic() < deadline:

@@ -19,7 +19,7 @@ from dure.launch.lease import Lease
 from dure.launch.nodes.address import choose_interface, resolve
 from dure.launch.nodes.leader import Leader, listen_for_nodes
 from dure.launch.nodes.member import Member, NodeTaken, reach_leader
-from dure.launch.nodes.membership import LEADER, Council, Terms
+from dure.launch.nodes.membership import LEADER, Membership, Terms
 from dure.launch.nodes.messages import Hello
 from dure.launch.restart_policy import Restart
 
@@ -115,8 +115,8 @@ def join(
                 nodes.max_restarts,
                 nodes.is_job,
             )
-            council = Council(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
-            leader = stack.enter_context(Leader(listener, council, nodes.lost_seconds, key))
+            membership = Membership(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
+            leader = stack.enter_context(Leader(listener, membership, nodes.lost_seconds, key))
 
         def connect() -> socket.socket:
             return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)

@@ -1,4 +1,4 @@
-"""The leader's connections: a thread that moves messages between all nodes' agents and the council.
+"""The leader's connections: a thread that moves messages between all nodes' agents and the membership.
 
 Whatever comes over a connection costs at most that connection. Before it is authenticated nothing is said on it
 (`Acceptor`); after that a message that is none, a line without an end, a reader that does not read, or a fault of ours
@@ -17,8 +17,8 @@ from typing import Any
 
 from dure.base.team_key import TeamKey
 from dure.comm.handshake import PENDING, Acceptor
-from dure.launch.nodes.connection import Line, close_all
-from dure.launch.nodes.membership import LEADER, Council, Letters
+from dure.launch.nodes.connection import AgentConnection, close_all
+from dure.launch.nodes.membership import LEADER, Membership, Outgoing
 from dure.launch.nodes.messages import Alive, Bye, Hello, Message, Refused
 from dure.launch.port import listen_at
 
@@ -51,8 +51,10 @@ def listen_for_nodes(address: str, port: int) -> socket.socket:
 class Leader:
     """Serves nodes until the run is over. The leader's own agent is one of them, and connects like the others."""
 
-    def __init__(self, listener: socket.socket, council: Council, lost_seconds: float, key: TeamKey) -> None:
-        self._council = council
+    def __init__(
+        self, listener: socket.socket, membership: Membership, lost_seconds: float, key: TeamKey
+    ) -> None:
+        self._membership = membership
         self._lost_seconds = lost_seconds
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
@@ -60,15 +62,15 @@ class Leader:
             self._selector,
             agents_key(key),
             agents_purpose(*listener.getsockname()[:2]),
-            most=max(PENDING, 2 * council.terms.nodes),
+            most=max(PENDING, 2 * membership.terms.nodes),
         )
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, AgentConnection] = {}
         """Of the nodes that were welcomed."""
-        self._new: dict[Line, float] = {}
+        self._new: dict[AgentConnection, float] = {}
         """Authenticated, without a Hello yet, and since when."""
-        self._refused: dict[Line, float] = {}
+        self._refused: dict[AgentConnection, float] = {}
         """To be closed when they have hung up, or at a time."""
-        self._nodes: dict[Line, int] = {}
+        self._nodes: dict[AgentConnection, int] = {}
         """The inverse of `_lines`."""
         self._told_of_strangers = 0
         self._said_at = self._said_strangers_at = self._beat_at = 0.0
@@ -88,7 +90,7 @@ class Leader:
     @property
     def values(self) -> list[Any]:
         """What all ranks of all nodes returned, once the run is over."""
-        return self._council.values
+        return self._membership.values
 
     def _serve(self) -> None:
         try:
@@ -107,7 +109,7 @@ class Leader:
                     else:
                         self._hear(key.data, now)
                 self._acceptor.expire()
-                self._post(self._council.tick(now))
+                self._post(self._membership.tick(now))
                 self._beat(now)
                 self._let_go(now)
         finally:
@@ -118,11 +120,11 @@ class Leader:
     def _meet(self, readable: object, now: float) -> None:
         connection = self._acceptor.ready(readable)
         if connection is not None:
-            line = Line(connection)
+            line = AgentConnection(connection)
             self._new[line] = now
             self._selector.register(connection, selectors.EVENT_READ, line)
 
-    def _hear(self, line: Line, now: float) -> None:
+    def _hear(self, line: AgentConnection, now: float) -> None:
         """Take what a connection has brought; whatever is wrong with it is that connection's end."""
         try:
             line.flush()
@@ -135,19 +137,19 @@ class Leader:
                     line.closed = message.why or "it left"
                     break
                 else:
-                    self._post(self._council.heard(self._nodes[line], message, now))
+                    self._post(self._membership.heard(self._nodes[line], message, now))
         except Exception as error:  # one node's message must not end the run of all
             line.closed = f"its message could not be handled ({type(error).__name__}: {error})"
 
-    def _introduce(self, line: Line, message: Message, now: float) -> None:
+    def _introduce(self, line: AgentConnection, message: Message, now: float) -> None:
         """The first message of a connection, which must be a Hello."""
         del self._new[line]
         self._refused[line] = now + _FLUSH_SECONDS
         if not isinstance(message, Hello):
             line.closed = "it did not say hello"
             return
-        letters = self._council.hello(message, now)
-        refused = [said for node, said in letters if node == message.node and isinstance(said, Refused)]
+        outgoing = self._membership.hello(message, now)
+        refused = [said for node, said in outgoing if node == message.node and isinstance(said, Refused)]
         if refused:
             line.send(refused[0])
             line.finish()  # and not close: while it sends, that could take the refusal away again
@@ -156,20 +158,20 @@ class Leader:
         line.trust()
         self._lines[message.node] = line
         self._nodes[line] = message.node
-        self._post(letters)
+        self._post(outgoing)
 
     def _let_go(self, now: float) -> None:
-        """Close the connections that are over, and tell the council of the nodes that are lost with them."""
+        """Close the connections that are over, and tell the membership of the nodes that are lost with them."""
         for node, line in list(self._lines.items()):
             silent = now - line.heard_at
             if not line.closed and silent > self._lost_seconds:
                 line.closed = f"not heard of for {silent:.0f} s"
-            elif not line.closed and node not in self._council.members:
-                line.closed = "the council has let it go"
+            elif not line.closed and node not in self._membership.members:
+                line.closed = "the membership has let it go"
             if line.closed:
                 del self._lines[node], self._nodes[line]
                 self._forget(line)
-                self._post(self._council.lost(node, line.closed, now))
+                self._post(self._membership.lost(node, line.closed, now))
             else:
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_more_to_send else 0)
                 if self._selector.get_key(line.socket).events != wanted:
@@ -183,13 +185,13 @@ class Leader:
                 del self._refused[line]
                 self._forget(line)
 
-    def _forget(self, line: Line) -> None:
+    def _forget(self, line: AgentConnection) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(line.socket)
         line.close()
 
-    def _post(self, letters: Letters) -> None:
-        for node, message in letters:
+    def _post(self, outgoing: Outgoing) -> None:
+        for node, message in outgoing:
             line = self._lines.get(node)
             if line is not None:
                 line.send(message)
@@ -199,15 +201,17 @@ class Leader:
             self._beat_at = now
             for line in self._lines.values():
                 line.send(Alive())
-        missing = self._council.missing()
+        missing = self._membership.missing()
         if missing and now - self._said_at >= _SAY_SECONDS:
             self._said_at = now
             if LEADER in self._lines:
-                self._council.say(f"waits for {missing} (up to {self._council.terms.join_seconds:.0f} s)")
+                self._membership.say(
+                    f"waits for {missing} (up to {self._membership.terms.join_seconds:.0f} s)"
+                )
         strangers = self._acceptor.turned_away - self._told_of_strangers
         if strangers and now - self._said_strangers_at >= _SAY_STRANGERS_SECONDS:
             self._said_strangers_at, self._told_of_strangers = now, self._acceptor.turned_away
-            self._council.say(
+            self._membership.say(
                 f"{strangers} connection(s) without the team's key were closed, the last from "
                 f"{self._acceptor.last_source}; a node of this run needs the same --team-key"
             )

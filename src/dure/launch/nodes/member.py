@@ -14,7 +14,7 @@ from typing import Any
 from dure.base.errors import DureError, PeerLost, Resumable, UsageError
 from dure.base.team_key import TeamKey
 from dure.comm.handshake import NotAuthenticated, prove
-from dure.launch.nodes.connection import Line, close_all
+from dure.launch.nodes.connection import AgentConnection, close_all
 from dure.launch.nodes.leader import BEAT_SECONDS, agents_key, agents_purpose
 from dure.launch.nodes.messages import (
     Again,
@@ -99,7 +99,7 @@ class Member:
         self.hello = hello
         self._resumable = resumable
         self.leader = connection.getpeername()[0]
-        self._line = Line(connection)
+        self._line = AgentConnection(connection)
         self._line.trust()
         self._lost_seconds = lost_seconds
         self._lock = threading.Lock()

@@ -34,14 +34,14 @@ from dure.launch.nodes.messages import (
     Team,
     Welcome,
 )
-from dure.launch.restart_policy import Patience, Restart
+from dure.launch.restart_policy import Restart, RestartPolicy
 
 LEADER = 0
 _BETTER_CAUSE_SECONDS = 4.0
 _LAST_CALL_SECONDS = 5.0
 _MOST_FAULTS = 1000
 
-Letters = list[tuple[int, Message]]
+Outgoing = list[tuple[int, Message]]
 """(node, message to it)."""
 
 
@@ -79,7 +79,7 @@ class _Phase(Enum):
 
 
 @dataclass
-class Council:
+class Membership:
     """The leader's mind. `say` tells the user, `on_restart` is told of every new start of the team."""
 
     terms: Terms
@@ -98,7 +98,7 @@ class Council:
         self._enough_since: float | None = None
         self._in_team: list[int] = []
         self._team = 0
-        self._patience = Patience(self.terms.max_restarts, ranks=0)
+        self._restart_policy = RestartPolicy(self.terms.max_restarts, ranks=0)
         self._faults: list[tuple[Fault, float]] = []
         self._furthest = -1
 
@@ -107,20 +107,20 @@ class Council:
         """Whether the run is over, and all nodes have been told."""
         return self._phase is _Phase.ENDED
 
-    def hello(self, node: Hello, now: float) -> Letters:
+    def hello(self, node: Hello, now: float) -> Outgoing:
         """A node has come. It is refused, or in the team that is formed next."""
         refused = self._refusal(node)
         if refused is not None:
             return [(node.node, refused)]
         self.members[node.node] = _Member(node)
-        letters: Letters = [(node.node, Welcome(self.terms.run))]
+        outgoing: Outgoing = [(node.node, Welcome(self.terms.run))]
         if self._phase in (_Phase.FORMING, _Phase.RUNNING):
             name = self.members[node.node].name
             self.say(f"{name} joins")
-            letters += self._again(f"{name} joins", now)
-        return letters
+            outgoing += self._again(f"{name} joins", now)
+        return outgoing
 
-    def lost(self, node: int, why: str, now: float) -> Letters:
+    def lost(self, node: int, why: str, now: float) -> Outgoing:
         """A node is gone, or has not been heard of for too long."""
         member = self.members.pop(node, None)
         if member is None or self._phase is _Phase.ENDED:
@@ -139,7 +139,7 @@ class Council:
             return []
         return self._restart_after(cause, now, network=True)
 
-    def heard(self, node: int, message: Message, now: float) -> Letters:
+    def heard(self, node: int, message: Message, now: float) -> Outgoing:
         """A node has said something."""
         member = self.members.get(node)
         if member is None or self._phase is _Phase.ENDED:
@@ -161,7 +161,7 @@ class Council:
                 return self._done(node, member, values, now)
         return []
 
-    def tick(self, now: float) -> Letters:
+    def tick(self, now: float) -> Outgoing:
         """Time has passed."""
         if self._phase is _Phase.GATHERING:
             return self._form(now) or self._give_up_waiting(now)
@@ -203,7 +203,7 @@ class Council:
             )
         return None
 
-    def _form(self, now: float) -> Letters:
+    def _form(self, now: float) -> Outgoing:
         """Form a team, if enough nodes are here and all of them are ready."""
         if self._phase is not _Phase.GATHERING or LEADER not in self.members:
             return []
@@ -223,7 +223,7 @@ class Council:
             member.ready, member.values = False, None
         return [(LEADER, self._parts(store_port=0, where=self._where())[0])]
 
-    def _start_others(self, store_port: int) -> Letters:
+    def _start_others(self, store_port: int) -> Outgoing:
         """The ranks of the leader's node can be met: all other nodes start theirs."""
         if self._phase is not _Phase.FORMING:
             return []
@@ -244,7 +244,7 @@ class Council:
                 ranks=ranks,
                 leader=self.members[LEADER].hello.address,
                 store_port=store_port,
-                restarts=self._patience.restarts,
+                restarts=self._restart_policy.restarts,
                 where=where,
             )
             for at, (size, first) in enumerate(zip(sizes, firsts, strict=True))
@@ -259,7 +259,7 @@ class Council:
             first += hello.ranks
         return ", ".join(places)
 
-    def _judge(self, now: float) -> Letters:
+    def _judge(self, now: float) -> Outgoing:
         """Answer failures, once the one that explains the others has had time to come."""
         if not self._faults or self._phase not in (_Phase.FORMING, _Phase.RUNNING):
             return []
@@ -269,12 +269,12 @@ class Council:
             return []
         return self._restart_after(cause.error(), now, network=cause.aftermath)
 
-    def _restart_after(self, failed: RankFailed, now: float, *, network: bool) -> Letters:
+    def _restart_after(self, failed: RankFailed, now: float, *, network: bool) -> Outgoing:
         """Start again, or end the run. `network`: nodes lost each other, and no rank did anything wrong."""
         if failed.may_pass and self.stopping():
             return self._end_resumable(f"{failed} The run was asked to stop, so it is not started again")
         try:
-            restart = self._patience.after(failed, self._furthest)
+            restart = self._restart_policy.after(failed, self._furthest)
         except RankFailed as given_up:
             if network and self.terms.max_restarts:
                 return self._end_resumable(str(given_up))
@@ -290,13 +290,13 @@ class Council:
         self.on_restart(restart)
         return self._again(str(failed), now)
 
-    def _again(self, cause: str, now: float) -> Letters:
+    def _again(self, cause: str, now: float) -> Outgoing:
         self._phase = _Phase.GATHERING
         self._gathering_since, self._enough_since = now, None
         self._faults.clear()
         return [(node, Again(self._team, cause)) for node in self._in_team if node in self.members]
 
-    def _done(self, node: int, member: _Member, values: list[Any], now: float) -> Letters:
+    def _done(self, node: int, member: _Member, values: list[Any], now: float) -> Outgoing:
         if len(values) != member.hello.ranks:
             return self.lost(node, f"it told {len(values)} values of {member.hello.ranks} ranks", now)
         member.values = values
@@ -308,7 +308,7 @@ class Council:
         self.values = [value for member in members for value in member.values or []]
         return self._end(End())
 
-    def _give_up_waiting(self, now: float) -> Letters:
+    def _give_up_waiting(self, now: float) -> Outgoing:
         waited = now - self._gathering_since
         if waited < self.terms.join_seconds or len(self.members) >= self.terms.fewest:
             return []
@@ -322,13 +322,13 @@ class Council:
             )
         )
 
-    def _end_resumable(self, why: str) -> Letters:
+    def _end_resumable(self, why: str) -> Outgoing:
         if not self.terms.resumable:
             return self._end(End(f"{why}; all ranks are ended", 1))
         words = f"{why}; resumable: the same commands with --run-dir {self.terms.run} go on from the newest checkpoint"
         return self._end(End(words, Resumable.exit_code))
 
-    def _end(self, end: End) -> Letters:
+    def _end(self, end: End) -> Outgoing:
         self._phase = _Phase.ENDED
         return [(node, end) for node in self.members]
 

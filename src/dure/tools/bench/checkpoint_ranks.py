@@ -21,10 +21,10 @@ from dure.base.errors import DureError
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.memory import MemoryTier, memory_tier
 from dure.checkpoint.pages import make_present
-from dure.checkpoint.retain import Keep
-from dure.checkpoint.save import WRITE_SECONDS, Outcome, Saver
+from dure.checkpoint.retain import Retention
+from dure.checkpoint.save import WRITE_SECONDS, Saver, SaveResult
 from dure.checkpoint.state import Share, State
-from dure.comm.topology import read_world
+from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
 from dure.storage import open_store
 from dure.team import Team
@@ -46,19 +46,19 @@ class Trained:
         self.optimizer.step()
         self.optimizer.zero_grad()  # gradients are not part of a state
         self._capture = Capture(self.module, self.optimizer, None)
-        self.outcomes: list[Outcome] = []
-        self.share = Share(team.rank, team.world.size)
+        self.outcomes: list[SaveResult] = []
+        self.share = Share(team.rank, team.topology.size)
         storage.mkdir(parents=True, exist_ok=True)
         group = team.group.twin(WRITE_SECONDS)
-        self.saver = Saver(open_store(storage), group, Keep(1), lambda: None, self.outcomes.append)
+        self.saver = Saver(open_store(storage), group, Retention(1), lambda: None, self.outcomes.append)
         self.memory = self._memory_tier()
         self.step = 0
         state = self.capture(self.share)  # as `Keeping.make_ready` does
-        make_present([*self.memory.rooms(state), self.saver.room(state)])
+        make_present([*self.memory.buffers(state), self.saver.buffer(state)])
 
     def _memory_tier(self) -> MemoryTier:
-        world = self.team.world
-        found = memory_tier(os.environ, world.local_rank, world.local_size, self.team.group, 1)
+        topology = self.team.topology
+        found = memory_tier(os.environ, topology.local_rank, topology.local_size, self.team.group, 1)
         if found is None:
             raise DureError("the launcher offers no memory for states")
         found.begin(0)
@@ -89,7 +89,7 @@ class Trained:
 
 def measure(task: Task) -> RankFigures:
     """Entry point of a rank."""
-    with dure.start(shards=read_world(os.environ).size) as team:
+    with dure.start(shards=read_topology(os.environ).size) as team:
         trained = Trained(team, task.width, task.layers, Path(task.folder) / "dure")
         figures = RankFigures(trained.capture(Share(0, 1)).table.nbytes)
         if task.stall_rounds:
@@ -207,7 +207,7 @@ def _check_size(name: str, folder: Path, nbytes: int) -> None:
 
 
 def _timed(team: Team, call: Callable[[], object]) -> float:
-    team.pulse.beat(0, Phase.SAVE)
+    team.heartbeat.beat(0, Phase.SAVE)
     dist.barrier()
     began = time.perf_counter()
     call()
@@ -216,11 +216,11 @@ def _timed(team: Team, call: Callable[[], object]) -> float:
 
 def save_often(folder: str, width: int, layers: int, looks: tuple[int, ...]) -> list[Flat]:
     """Entry point of a rank: save and keep states many times; what memory they take after so many of them."""
-    with dure.start(shards=read_world(os.environ).size) as team:
+    with dure.start(shards=read_topology(os.environ).size) as team:
         trained = Trained(team, width, layers, Path(folder) / "often")
         found = []
         for number in range(1, max(looks) + 1):
-            team.pulse.beat(number, Phase.SAVE)
+            team.heartbeat.beat(number, Phase.SAVE)
             trained.begin_save()
             trained.keep()
             trained.finish_save()

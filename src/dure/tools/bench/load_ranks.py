@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dure
 from dure.base.errors import ReplicasDiffer
-from dure.comm.topology import read_world
+from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
 from dure.storage import Store, open_store
 from dure.team import Team
@@ -30,7 +30,7 @@ from dure.tools.bench.load import FLOOR, OURS, WEIGHTS, RankFigures, Task, confi
 from dure.tools.bench.throttled import ThrottledStore
 from dure.weights.filling import fingerprint_of_tensors
 from dure.weights.load import How, load
-from dure.weights.load_group import Standing
+from dure.weights.load_group import LoadContext
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def measure(task: Task) -> dict[str, RankFigures]:
         importlib.import_module(
             "transformers.models.bert.modeling_bert"
         )  # importing it is nobody's loading time
-    with dure.start(shards=read_world(os.environ).size) as team:
+    with dure.start(shards=read_topology(os.environ).size) as team:
         contenders = {name: _contender(name, task, team) for name in task.contenders}
         nbytes = sum(p.nbytes for p in _on_meta(task.mb).parameters())
         every: dict[str, Contender] = {FLOOR: partial(_floor, nbytes), **contenders}
@@ -130,7 +130,7 @@ def measure(task: Task) -> dict[str, RankFigures]:
             # Nobody always comes after the same one: what that one left behind is not the same for all.
             order = [*every][turn % len(every) :] + [*every][: turn % len(every)]
             for name in order:
-                team.pulse.beat(turn, Phase.LOADING)
+                team.heartbeat.beat(turn, Phase.LOADING)
                 keeps = turn > 0 or task.rounds == 0
                 _time_one(every[name], team, figures[name] if keeps else RankFigures(), nbytes, name != FLOOR)
         return figures
@@ -162,19 +162,19 @@ def _time_one(contender: Contender, team: Team, figures: RankFigures, nbytes: in
 
 def _contender(name: str, task: Task, team: Team) -> Contender:
     if name in OURS:
-        standing = Standing(team.group, team.world.node, team.world.local_rank, 60.0)
-        return partial(_ours, cast(How, name), task, standing, with_broadcast=name == "every-rank")
+        context = LoadContext(team.group, team.topology.node, team.topology.local_rank, 60.0)
+        return partial(_ours, cast(How, name), task, context, with_broadcast=name == "every-rank")
     return partial({"load_file": _load_file, "hf": _from_pretrained}[name], task)
 
 
-def _ours(how: How, task: Task, standing: Standing, *, with_broadcast: bool) -> Held:
+def _ours(how: How, task: Task, context: LoadContext, *, with_broadcast: bool) -> Held:
     def opened() -> Store:
         store = open_store(task.location, read_only=True)
         if task.throttle is None:
             return store
         return cast(Store, ThrottledStore(store, Path(task.folder) / "rate", task.throttle * 1e6))
 
-    loaded = load(partial(Encoder, **sizes_for(task.mb)), opened, f"model/{WEIGHTS}", standing, how=how)
+    loaded = load(partial(Encoder, **sizes_for(task.mb)), opened, f"model/{WEIGHTS}", context, how=how)
     stages = dict(loaded.seconds)
     keep: list[object] = []
     if with_broadcast:  # as the documents draw it: every rank has read everything, and DDP sends it once more

@@ -20,13 +20,13 @@ CONNECT_SECONDS = 60.0
 def main(address: str) -> None:
     """Answer questions of the form `[numel, repeats]` with the seconds of one all-reduce, until asked no more."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a killed mpirun would leave it here
-    world = MPI.COMM_WORLD
+    topology = MPI.COMM_WORLD
     with connect(address) as line, line.makefile("rw") as words:
-        words.write(json.dumps(world.Get_rank()) + "\n")
+        words.write(json.dumps(topology.Get_rank()) + "\n")
         words.flush()
         for question in words:
             numel, repeats = json.loads(question)
-            words.write(json.dumps(time_all_reduce(world, numel, repeats)) + "\n")
+            words.write(json.dumps(time_all_reduce(topology, numel, repeats)) + "\n")
             words.flush()
 
 
@@ -45,15 +45,15 @@ def connect(address: str) -> socket.socket:
             time.sleep(0.05)
 
 
-def time_all_reduce(world: "MPI.Intracomm", numel: int, repeats: int) -> float:
+def time_all_reduce(topology: "MPI.Intracomm", numel: int, repeats: int) -> float:
     """Seconds of one all-reduce, of the slowest rank."""
     data = [bytearray(4 * numel), numel, MPI.FLOAT]
-    world.Allreduce(MPI.IN_PLACE, data)
-    world.Barrier()
+    topology.Allreduce(MPI.IN_PLACE, data)
+    topology.Barrier()
     began = time.perf_counter()
     for _ in range(repeats):
-        world.Allreduce(MPI.IN_PLACE, data)
-    seconds: float = world.allreduce((time.perf_counter() - began) / repeats, MPI.MAX)
+        topology.Allreduce(MPI.IN_PLACE, data)
+    seconds: float = topology.allreduce((time.perf_counter() - began) / repeats, MPI.MAX)
     return seconds
 
 

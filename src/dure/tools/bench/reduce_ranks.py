@@ -15,7 +15,7 @@ import dure
 from dure.base.errors import DureError
 from dure.comm.reduce.exchanger import Exchanger, Pieces
 from dure.comm.reduce.factory import WireName
-from dure.comm.topology import read_world
+from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
 from dure.team import Team
 from dure.tools.bench.openmpi import Asker
@@ -29,11 +29,11 @@ Contender = Callable[[int], float]
 
 def measure(sizes: list[float], rounds: int, wire: WireName, mpi_folder: str | None) -> RankFigures:
     """Entry point of a rank: every contender on every size, interleaved."""
-    ranks = read_world(os.environ).size
+    ranks = read_topology(os.environ).size
     with dure.start(shards=ranks, wire=wire) as team, contextlib.ExitStack() as peers:
         exchanger = team.exchanger()
         peers.callback(exchanger.close)
-        plain = peers.enter_context(Wire(team)) if team.world.nodes == 2 else None
+        plain = peers.enter_context(Wire(team)) if team.topology.nodes == 2 else None
         # The leader asks OpenMPI's ranks, and the others wait for it.
         asker = peers.enter_context(Asker(Path(mpi_folder), ranks)) if mpi_folder and team.is_leader else None
         figures = RankFigures(type(exchanger).__name__, {}, {})
@@ -47,19 +47,19 @@ def measure(sizes: list[float], rounds: int, wire: WireName, mpi_folder: str | N
 
 
 def _ours(team: Team, exchanger: Exchanger, numel: int) -> dict[str, Contender]:
-    shape = Pieces.of_step(team.world.size, team.world.size, team.world.size)
-    room = exchanger.room(0, torch.ones(numel))
+    shape = Pieces.of_step(team.topology.size, team.topology.size, team.topology.size)
+    buffers = exchanger.buffers(0, torch.ones(numel))
 
     def reduce() -> None:
-        exchanger.exchange(room, shape, 1.0 / team.world.size, 0)
+        exchanger.exchange(buffers, shape, 1.0 / team.topology.size, 0)
         exchanger.conclude()
 
     timed = _timed(reduce)
 
     def reduce_and_check(repeats: int) -> float:
         seconds = timed(repeats)
-        if not bool((room.out == 1.0).all()):
-            raise DureError(f"the mean of ones over {team.world.size} ranks is not one: {room.out}")
+        if not bool((buffers.out == 1.0).all()):
+            raise DureError(f"the mean of ones over {team.topology.size} ranks is not one: {buffers.out}")
         return seconds
 
     return {"dure": reduce_and_check}
@@ -74,7 +74,7 @@ def _peers(team: Team, plain: Wire | None, numel: int) -> dict[str, Contender]:
     }
     if plain is not None:
         # Every local rank carries its part: together one bucket's bytes a direction.
-        part = -(-4 * numel // team.world.local_size)
+        part = -(-4 * numel // team.topology.local_size)
         sent, received = torch.ones(part, dtype=torch.uint8), torch.ones(part, dtype=torch.uint8)
         found["wire_limit"] = _timed(lambda: plain.transfer(sent, received))
     return found
@@ -99,13 +99,13 @@ def _take_turns(
 ) -> None:
     """Add each contender's figures for a size; the first round warms up and is thrown away."""
     repeats = repeats_for(mib)
-    counts_bytes = team.world.nodes > 1 and team.world.is_node_leader
+    counts_bytes = team.topology.nodes > 1 and team.topology.is_node_leader
     for name in contenders:
         figures.seconds.setdefault(name, {})[mib] = []
         figures.sent.setdefault(name, {})[mib] = []
     for turn in range(rounds + 1):
         for name, run in contenders.items():
-            team.pulse.beat(turn, Phase.EXCHANGE)
+            team.heartbeat.beat(turn, Phase.EXCHANGE)
             # Between two barriers nobody sends for a contender: neither for the last one nor for the next.
             dist.barrier()
             before = sent_bytes() if counts_bytes else 0

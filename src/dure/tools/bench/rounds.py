@@ -33,7 +33,7 @@ def run_rank(load: Workload, names: Sequence[str], ranks: int, rounds: int, step
         for number in range(rounds + 1):
             # Everyone comes after everyone in turn: what one leaves in the caches must not favour the same.
             for name in (*names[number % len(names) :], *names[: number % len(names)]):
-                team.pulse.beat(number, Phase.COMPUTE)
+                team.heartbeat.beat(number, Phase.COMPUTE)
                 seconds, cpu_seconds = time_round(contenders[name], team, steps)
                 if (
                     number > 0
@@ -91,7 +91,7 @@ def check_first_step(contenders: Mapping[str, Contender], team: Team) -> dict[st
 def must_be_in_step(name: str, module: nn.Module, team: Team) -> None:
     """Raise unless the replicas are the same bits (with the limit: unless they are not)."""
     everyones = team.group.gather(fingerprint(named_weights(module)), f"comparing {name}'s weights")
-    if team.world.size == 1:
+    if team.topology.size == 1:
         return
     if name == LIMIT and len(set(everyones)) == 1:
         raise DureError(

@@ -20,9 +20,9 @@ class Wire:
 
     def __init__(self, team: Team) -> None:
         """Connect; a collective call of two nodes with the same number of ranks."""
-        world = team.world
-        self._peer = world.rank + world.local_size * (1 if world.node == 0 else -1)
-        self._connection = self._accept(team) if world.node == 0 else self._connect(team)
+        topology = team.topology
+        self._peer = topology.rank + topology.local_size * (1 if topology.node == 0 else -1)
+        self._connection = self._accept(team) if topology.node == 0 else self._connect(team)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sender = ThreadPoolExecutor(1, "wire")
 
@@ -43,7 +43,7 @@ class Wire:
             ) from None
 
     def _accept(self, team: Team) -> socket.socket:
-        with socket.create_server((team.world.leader_host, 0)) as listener:
+        with socket.create_server((team.topology.leader_host, 0)) as listener:
             team.group.gather(json.dumps(listener.getsockname()), "laying the plain wire")
             listener.settimeout(_DEADLINE_SECONDS)
             connection = listener.accept()[0]

@@ -39,7 +39,7 @@ def main() -> None:
             if batch.last_of_epoch and team.is_leader:
                 print(f"epoch {batch.epoch}: loss {loss:.4f}", flush=True)
         fingerprint = team.prove(replica, optimizer)
-        print(f"rank {team.rank} of {team.world.size}: {fingerprint}", flush=True)
+        print(f"rank {team.rank} of {team.topology.size}: {fingerprint}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from dure.base.errors import DureError
 from dure.base.run_folder import RunFolder
-from dure.launch import process_tree as lineage
+from dure.launch import process_tree
 from dure.observe.events import Reading, Recorded
 from dure.observe.heartbeat import Beat, Phase, read_beat
 
@@ -47,7 +47,7 @@ class Attempt:
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 # A drill that is killed leaves no run behind. It has no threads that a fork could catch off guard.
-                preexec_fn=partial(lineage.die_with, os.getpid()),  # noqa: PLW1509
+                preexec_fn=partial(process_tree.die_with, os.getpid()),  # noqa: PLW1509
             )
 
     @property
@@ -59,7 +59,7 @@ class Attempt:
         """Return every rank's beat as soon as all are in `step` or beyond."""
         deadline = time.monotonic() + _RUN_SECONDS
         while time.monotonic() < deadline:
-            beats = [read_beat(self.folder.pulse(rank)) for rank in range(self.ranks)]
+            beats = [read_beat(self.folder.heartbeat(rank)) for rank in range(self.ranks)]
             here = [beat for beat in beats if beat is not None and beat.step >= step]
             if len(here) == self.ranks:
                 return here

@@ -12,14 +12,14 @@ from dure.base.errors import DureError
 from dure.base.run_folder import RunFolder
 from dure.observe.events import CheckpointSaved, Stepped, TeamFormed
 from dure.tools.drill.attempt import Attempt
-from dure.tools.drill.faults import Fault, Injected, checkpoints, chosen
+from dure.tools.drill.faults import Injected, InjectedFault, checkpoints, chosen
 
 _CHECKPOINTS = 10
 """In one run of the job."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DrillResult:
     """What a fault did to the run."""
 
     name: str
@@ -77,19 +77,21 @@ def drill(
     return {"weights_sha256": sha256, "faults": [outcome.as_json() for outcome in outcomes]}
 
 
-def _tried(name: str, fault: Fault, attempt: Attempt, step: int, dice: random.Random, sha256: str) -> Outcome:
+def _tried(
+    name: str, fault: InjectedFault, attempt: Attempt, step: int, dice: random.Random, sha256: str
+) -> DrillResult:
     place = checkpoints(attempt.folder.path)
     if fault.prepare is not None:
         try:
             fault.prepare(place)
         except DureError as error:
-            return Outcome(name, None, None, None, None, None, str(error))
+            return DrillResult(name, None, None, None, None, None, str(error))
     try:
         attempt.start()
         injected = fault.inject(attempt, step, dice)
         summary = attempt.summary()
     except DureError as error:
-        return Outcome(name, step, False, None, None, None, str(error))
+        return DrillResult(name, step, False, None, None, None, str(error))
     finally:
         attempt.end()
         if fault.clear is not None:
@@ -97,13 +99,15 @@ def _tried(name: str, fault: Fault, attempt: Attempt, step: int, dice: random.Ra
     return _outcome(name, fault, attempt, injected, summary["weights_sha256"] == sha256)
 
 
-def _outcome(name: str, fault: Fault, attempt: Attempt, injected: Injected, same_bits: bool) -> Outcome:
+def _outcome(
+    name: str, fault: InjectedFault, attempt: Attempt, injected: Injected, same_bits: bool
+) -> DrillResult:
     noticed_at = injected.noticed_at or attempt.noticed_at(injected.at)
     later = [record for record in attempt.events() if record.at > injected.at]
     if fault.restarts:
         formed = next((at for at, record in enumerate(later) if isinstance(record.event, TeamFormed)), None)
         if formed is None:
-            return Outcome(name, injected.step, False, None, None, None, "the team never started again")
+            return DrillResult(name, injected.step, False, None, None, None, "the team never started again")
         later = later[formed:]
     elif noticed_at is None:
         lost = (
@@ -116,7 +120,7 @@ def _outcome(name: str, fault: Fault, attempt: Attempt, injected: Injected, same
         ((record.at, record.event.step) for record in later if isinstance(record.event, Stepped)), None
     )
     repeated = max(0, injected.step - first[1]) if first is not None and fault.restarts else 0
-    return Outcome(
+    return DrillResult(
         name,
         injected.step,
         same_bits,

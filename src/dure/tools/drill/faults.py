@@ -31,7 +31,7 @@ class Injected:
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """A way to disturb a run."""
 
     inject: Callable[[Attempt, int, random.Random], Injected]
@@ -44,7 +44,7 @@ class Fault:
     """Of the folder that checkpoints go to: before and after the run."""
 
 
-def chosen(names: str) -> dict[str, Fault]:
+def chosen(names: str) -> dict[str, InjectedFault]:
     """The faults of a list with commas."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in FAULTS]
@@ -172,14 +172,14 @@ def _furthest(beats: list[Beat]) -> int:
     return max(beat.step for beat in beats)
 
 
-FAULTS: Mapping[str, Fault] = {
-    "kill-rank": Fault(_kill_rank),
-    "kill-all": Fault(_kill_all),
-    "kill-agent": Fault(_kill_agent),
-    "stop-rank": Fault(_stop_rank, arguments=("--set", "team.hang_seconds=8")),
-    "segfault": Fault(_segfault),
-    "corrupt-latest": Fault(_corrupt_latest),
-    "truncate-latest": Fault(_truncate_latest),
-    "disk-full": Fault(_fill_disk, restarts=False, prepare=_small_disk, clear=_no_small_disk),
-    "slow-rank": Fault(_slow_rank, restarts=False),
+FAULTS: Mapping[str, InjectedFault] = {
+    "kill-rank": InjectedFault(_kill_rank),
+    "kill-all": InjectedFault(_kill_all),
+    "kill-agent": InjectedFault(_kill_agent),
+    "stop-rank": InjectedFault(_stop_rank, arguments=("--set", "team.hang_seconds=8")),
+    "segfault": InjectedFault(_segfault),
+    "corrupt-latest": InjectedFault(_corrupt_latest),
+    "truncate-latest": InjectedFault(_truncate_latest),
+    "disk-full": InjectedFault(_fill_disk, restarts=False, prepare=_small_disk, clear=_no_small_disk),
+    "slow-rank": InjectedFault(_slow_rank, restarts=False),
 }

@@ -1,4 +1,4 @@
-"""What a rank last said stands in its pulse, whatever becomes of the rank."""
+"""What a rank last said is in its heartbeat file, whatever becomes of the rank."""
 
 import mmap
 import os
@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from dure.observe.heartbeat import Beat, Phase, Pulse, read_beat
+from dure.observe.heartbeat import Beat, Heartbeat, Phase, read_beat
 
 
 def test_the_last_beat_is_read_back(tmp_path):
-    pulse = Pulse(tmp_path / "rank-0")
+    heartbeat = Heartbeat(tmp_path / "rank-0")
     before = time.monotonic_ns()
-    pulse.beat(3, Phase.DATA)
-    pulse.beat(17, Phase.COMPUTE)
+    heartbeat.beat(3, Phase.DATA)
+    heartbeat.beat(17, Phase.COMPUTE)
     beat = read_beat(tmp_path / "rank-0")
     assert beat is not None
     assert (beat.step, beat.phase, beat.pid) == (17, Phase.COMPUTE, os.getpid())
@@ -25,8 +25,8 @@ def test_the_last_beat_is_read_back(tmp_path):
 
 def test_the_last_beat_outlives_the_writer(tmp_path):
     code = (
-        "import os, signal, sys; from pathlib import Path; from dure.observe.heartbeat import Pulse, Phase\n"
-        "Pulse(Path(sys.argv[1])).beat(5, Phase.EXCHANGE); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path; from dure.observe.heartbeat import Heartbeat, Phase\n"
+        "Heartbeat(Path(sys.argv[1])).beat(5, Phase.EXCHANGE); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=False, timeout=300)
     beat = read_beat(tmp_path / "p")
@@ -38,23 +38,23 @@ def test_no_file_an_empty_file_and_no_beat_yet_read_as_nothing(tmp_path):
     assert read_beat(tmp_path / "missing") is None
     (tmp_path / "empty").touch()
     assert read_beat(tmp_path / "empty") is None
-    Pulse(tmp_path / "silent")
+    Heartbeat(tmp_path / "silent")
     assert read_beat(tmp_path / "silent") is None
 
 
 def test_a_half_written_beat_is_not_believed(tmp_path):
     path = tmp_path / "p"
-    Pulse(path).beat(1, Phase.UPDATE)
+    Heartbeat(path).beat(1, Phase.UPDATE)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         struct.pack_into("<q", mapped, 0, 2)  # the first copy has the next step, the second has not
     assert read_beat(path) is None
 
 
 def test_beats_go_nowhere_without_a_path_or_a_place(tmp_path):
-    for pulse in (Pulse(None), Pulse(tmp_path / "no" / "such" / "folder")):
-        pulse.beat(1, Phase.DATA)
-        pulse.close()
-        pulse.beat(2, Phase.DATA)
+    for heartbeat in (Heartbeat(None), Heartbeat(tmp_path / "no" / "such" / "folder")):
+        heartbeat.beat(1, Phase.DATA)
+        heartbeat.close()
+        heartbeat.beat(2, Phase.DATA)
 
 
 def test_beats_go_nowhere_when_the_bytes_cannot_be_reserved(tmp_path, monkeypatch):
@@ -62,14 +62,14 @@ def test_beats_go_nowhere_when_the_bytes_cannot_be_reserved(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)  # a store into the mapping would be a SIGBUS
-    pulse = Pulse(tmp_path / "p")
-    pulse.beat(1, Phase.DATA)
+    heartbeat = Heartbeat(tmp_path / "p")
+    heartbeat.beat(1, Phase.DATA)
     assert read_beat(tmp_path / "p") is None
 
 
 def test_a_second_writer_goes_on_where_the_first_left_off(tmp_path):
-    Pulse(tmp_path / "p").beat(4, Phase.DATA)
-    second = Pulse(tmp_path / "p")
+    Heartbeat(tmp_path / "p").beat(4, Phase.DATA)
+    second = Heartbeat(tmp_path / "p")
     assert read_beat(tmp_path / "p") is not None
     second.beat(5, Phase.DONE)
     assert read_beat(tmp_path / "p") == Beat(5, Phase.DONE, read_beat(tmp_path / "p").at_ns, os.getpid())
@@ -77,5 +77,5 @@ def test_a_second_writer_goes_on_where_the_first_left_off(tmp_path):
 
 @pytest.mark.parametrize("phase", list(Phase))
 def test_every_phase_comes_back(tmp_path, phase):
-    Pulse(tmp_path / "p").beat(0, phase)
+    Heartbeat(tmp_path / "p").beat(0, phase)
     assert read_beat(tmp_path / "p").phase is phase

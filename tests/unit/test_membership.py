@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dure.launch.nodes.membership import Council, Terms
+from dure.launch.nodes.membership import Membership, Terms
 from dure.launch.nodes.messages import (
     Again,
     Alive,
@@ -24,7 +24,7 @@ FACTS = {"torch": "2.13.0", "job (sha256)": "abc"}
 
 
 class Run:
-    """A council, and everything that it has said."""
+    """A membership, and everything that it has said."""
 
     def __init__(self, nodes=2, fewest=None, max_restarts=3):
         terms = Terms(
@@ -32,33 +32,35 @@ class Run:
         )
         self.said, self.restarts = [], []
         self.stopping = False
-        self.council = Council(terms, 0.0, self.said.append, self.restarts.append, lambda: self.stopping)
+        self.membership = Membership(
+            terms, 0.0, self.said.append, self.restarts.append, lambda: self.stopping
+        )
 
     def come(self, node, now=0.0, **changes):
         hello = Hello(node, f"node{node}", f"10.0.1.{10 + node}", 4, FACTS)
-        letters = self.council.hello(Hello(**{**vars(hello), **changes}), now)
-        return letters + self.council.heard(node, Ready(), now)
+        outgoing = self.membership.hello(Hello(**{**vars(hello), **changes}), now)
+        return outgoing + self.membership.heard(node, Ready(), now)
 
     def form(self, *nodes, now=0.0):
         """Bring the nodes into a running team."""
-        letters = [letter for node in nodes for letter in self.come(node, now)]
-        letters += self.council.tick(now + 60)
-        (team,) = [message for _, message in letters if isinstance(message, Team)]
-        return self.council.heard(0, StoreUp(team.number, 4321), now)
+        outgoing = [letter for node in nodes for letter in self.come(node, now)]
+        outgoing += self.membership.tick(now + 60)
+        (team,) = [message for _, message in outgoing if isinstance(message, Team)]
+        return self.membership.heard(0, StoreUp(team.number, 4321), now)
 
     def fault(self, team, message, *, now, aftermath=False, may_pass=True, node=1, exit_code=1):
         told = Fault(team, message, 4, "node1", "", exit_code, may_pass, aftermath)
-        return self.council.heard(node, told, now)
+        return self.membership.heard(node, told, now)
 
 
-def kinds(letters):
-    return [(node, type(message).__name__) for node, message in letters]
+def kinds(outgoing):
+    return [(node, type(message).__name__) for node, message in outgoing]
 
 
 def test_a_team_is_formed_when_all_have_come_and_ranks_follow_the_nodes_numbers():
     run = Run(nodes=3)
     assert kinds(run.come(2)) == [(2, "Welcome")]
-    assert run.council.missing() == "nodes 0, 1 of 3"
+    assert run.membership.missing() == "nodes 0, 1 of 3"
     assert kinds(run.come(1)) == [(1, "Welcome")]
     ((_, welcome), (to, team)) = run.come(0)
     assert welcome == Welcome("/mnt/shared/run")
@@ -67,7 +69,7 @@ def test_a_team_is_formed_when_all_have_come_and_ranks_follow_the_nodes_numbers(
     assert team.where == (
         "ranks 0-3 on node0 (10.0.1.10), ranks 4-7 on node1 (10.0.1.11), ranks 8-11 on node2 (10.0.1.12)"
     )
-    others = run.council.heard(0, StoreUp(1, 4321), 1.0)
+    others = run.membership.heard(0, StoreUp(1, 4321), 1.0)
     assert [(node, team.node, team.first_rank, team.leader, team.store_port) for node, team in others] == [
         (1, 1, 4, "10.0.1.10", 4321),
         (2, 2, 8, "10.0.1.10", 4321),
@@ -77,10 +79,10 @@ def test_a_team_is_formed_when_all_have_come_and_ranks_follow_the_nodes_numbers(
 def test_forming_a_team_takes_bytes_in_proportion_to_its_nodes():
     def told(nodes):
         run = Run(nodes=nodes)
-        letters = [letter for node in range(nodes) for letter in run.come(node)]
-        letters += run.council.heard(0, StoreUp(1, 4321), 1.0)
-        assert len([message for _, message in letters if isinstance(message, Team)]) == nodes
-        return sum(len(encode(message)) for _, message in letters)
+        outgoing = [letter for node in range(nodes) for letter in run.come(node)]
+        outgoing += run.membership.heard(0, StoreUp(1, 4321), 1.0)
+        assert len([message for _, message in outgoing if isinstance(message, Team)]) == nodes
+        return sum(len(encode(message)) for _, message in outgoing)
 
     assert told(128) < 2.2 * told(64)
 
@@ -97,7 +99,7 @@ def test_forming_a_team_takes_bytes_in_proportion_to_its_nodes():
 def test_a_node_that_does_not_fit_is_refused_in_words(changes, words):
     run = Run()
     run.come(0)
-    ((_, refused),) = run.council.hello(
+    ((_, refused),) = run.membership.hello(
         Hello(**{**vars(Hello(1, "node1", "10.0.1.11", 4, FACTS)), **changes}), 0.0
     )
     assert isinstance(refused, Refused)
@@ -107,7 +109,7 @@ def test_a_node_that_does_not_fit_is_refused_in_words(changes, words):
 def test_a_node_rank_that_is_taken_is_refused_with_the_host_that_has_it():
     run = Run()
     run.come(0)
-    ((_, refused),) = run.council.hello(Hello(0, "other", "10.0.1.12", 4, FACTS), 0.0)
+    ((_, refused),) = run.membership.hello(Hello(0, "other", "10.0.1.12", 4, FACTS), 0.0)
     assert "taken by node0" in refused.why
     assert refused.may_pass, "it may be the node itself, started again before it was missed"
 
@@ -116,37 +118,37 @@ def test_a_full_team_takes_nobody_in():
     run = Run()
     run.form(0, 1)
     for node in range(5):
-        ((_, refused),) = run.council.hello(Hello(node, "other", "10.0.1.99", 4, FACTS), 9.0)
+        ((_, refused),) = run.membership.hello(Hello(node, "other", "10.0.1.99", 4, FACTS), 9.0)
         assert isinstance(refused, Refused)
-    assert run.council.heard(0, Done(1, [None] * 4), 9.5) == []
-    assert kinds(run.council.heard(1, Done(1, [None] * 4), 10.0)) == [(0, "End"), (1, "End")]
+    assert run.membership.heard(0, Done(1, [None] * 4), 9.5) == []
+    assert kinds(run.membership.heard(1, Done(1, [None] * 4), 10.0)) == [(0, "End"), (1, "End")]
 
 
 def test_only_the_leaders_node_can_say_where_the_ranks_meet():
     run = Run()
     run.come(0)
     run.come(1)
-    assert run.council.heard(1, StoreUp(1, 666), 1.0) == []
-    ((node, team),) = run.council.heard(0, StoreUp(1, 4321), 1.0)
+    assert run.membership.heard(1, StoreUp(1, 666), 1.0) == []
+    ((node, team),) = run.membership.heard(0, StoreUp(1, 4321), 1.0)
     assert (node, team.store_port) == (1, 4321)
 
 
 def test_a_node_that_tells_values_of_ranks_it_does_not_have_is_lost():
     run = Run()
     run.form(0, 1)
-    letters = run.council.heard(1, Done(1, [1, 2, 3, 4, 5]), 5.0)
-    assert [(node, end.exit_code) for node, end in letters] == [(0, 75)]
-    assert "told 5 values of 4 ranks" in letters[0][1].message
+    outgoing = run.membership.heard(1, Done(1, [1, 2, 3, 4, 5]), 5.0)
+    assert [(node, end.exit_code) for node, end in outgoing] == [(0, 75)]
+    assert "told 5 values of 4 ranks" in outgoing[0][1].message
 
 
 def test_nodes_that_are_lost_again_and_again_leave_the_run_resumable():
     run = Run(nodes=2, fewest=1, max_restarts=1)
     run.form(0, 1)
-    assert kinds(run.council.lost(1, "not heard of for 6 s", 1.0)) == [(0, "Again")]
+    assert kinds(run.membership.lost(1, "not heard of for 6 s", 1.0)) == [(0, "Again")]
     run.come(1, now=2.0)
-    run.council.heard(0, Ready(), 2.0)
-    run.council.heard(0, StoreUp(2, 4321), 2.0)
-    ((node, end),) = run.council.lost(1, "not heard of for 6 s", 9.0)
+    run.membership.heard(0, Ready(), 2.0)
+    run.membership.heard(0, StoreUp(2, 4321), 2.0)
+    ((node, end),) = run.membership.lost(1, "not heard of for 6 s", 9.0)
     assert (node, end.exit_code) == (0, 75)
     assert "--run-dir /mnt/shared/run" in end.message
 
@@ -155,51 +157,51 @@ def test_who_never_comes_is_named_after_the_deadline():
     run = Run(nodes=3)
     run.come(0)
     run.come(2)
-    assert run.council.tick(299.0) == []
-    letters = run.council.tick(301.0)
-    assert kinds(letters) == [(0, "End"), (2, "End")]
-    assert "for node 1 of 3, in vain" in letters[0][1].message
-    assert letters[0][1].exit_code == 1
+    assert run.membership.tick(299.0) == []
+    outgoing = run.membership.tick(301.0)
+    assert kinds(outgoing) == [(0, "End"), (2, "End")]
+    assert "for node 1 of 3, in vain" in outgoing[0][1].message
+    assert outgoing[0][1].exit_code == 1
 
 
 def test_an_elastic_run_waits_a_moment_for_the_others_and_then_starts_without_them():
     run = Run(nodes=2, fewest=1)
     assert kinds(run.come(0)) == [(0, "Welcome")]
-    assert run.council.tick(1.0) == []
-    assert kinds(run.council.tick(9.0)) == [(0, "Team")]
+    assert run.membership.tick(1.0) == []
+    assert kinds(run.membership.tick(9.0)) == [(0, "Team")]
 
 
 def test_a_lost_node_ends_a_run_that_needs_it_resumable():
     run = Run()
     run.form(0, 1)
-    ((node, end),) = run.council.lost(1, "not heard of for 6 s", 10.0)
+    ((node, end),) = run.membership.lost(1, "not heard of for 6 s", 10.0)
     assert node == 0
     assert end.exit_code == 75
     assert "node 1 (node1, 10.0.1.11) is lost (not heard of for 6 s)" in end.message
-    assert run.council.ended
+    assert run.membership.ended
 
 
 def test_a_lost_node_is_named_and_the_rest_goes_on_at_once():
     run = Run(nodes=2, fewest=1)
     run.form(0, 1)
-    run.council.heard(0, Alive(12), 9.0)
-    assert run.council.lost(1, "not heard of for 6 s", 10.0) == [
+    run.membership.heard(0, Alive(12), 9.0)
+    assert run.membership.lost(1, "not heard of for 6 s", 10.0) == [
         (0, Again(1, "node 1 (node1, 10.0.1.11) is lost: not heard of for 6 s"))
     ]
     assert run.restarts[0].step == 12
-    ((_, team),) = run.council.heard(0, Ready(), 10.1)
+    ((_, team),) = run.membership.heard(0, Ready(), 10.1)
     assert (team.number, team.nodes, team.ranks, team.restarts) == (2, 1, 4, 1)
-    assert run.council.missing() == ""
+    assert run.membership.missing() == ""
 
 
 def test_a_node_that_comes_later_joins_and_costs_no_patience():
     run = Run(nodes=2, fewest=1)
     run.form(0)
-    letters = run.come(1, now=100.0)
-    assert kinds(letters) == [(1, "Welcome"), (0, "Again")]
-    letters = run.council.heard(0, Ready(), 101.0)
-    assert kinds(letters) == [(0, "Team")]
-    assert (letters[0][1].nodes, letters[0][1].ranks) == (2, 8)
+    outgoing = run.come(1, now=100.0)
+    assert kinds(outgoing) == [(1, "Welcome"), (0, "Again")]
+    outgoing = run.membership.heard(0, Ready(), 101.0)
+    assert kinds(outgoing) == [(0, "Team")]
+    assert (outgoing[0][1].nodes, outgoing[0][1].ranks) == (2, 8)
     assert run.restarts == []
 
 
@@ -207,16 +209,16 @@ def test_a_cause_is_preferred_to_its_aftermath_on_another_node():
     run = Run(max_restarts=0)
     run.form(0, 1)
     assert run.fault(1, "rank 0 lost its peers", now=1.0, aftermath=True, node=0) == []
-    letters = run.fault(1, "rank 5 ran out of memory", now=2.0)
-    assert letters[0][1].message == "rank 5 ran out of memory"
+    outgoing = run.fault(1, "rank 5 ran out of memory", now=2.0)
+    assert outgoing[0][1].message == "rank 5 ran out of memory"
 
 
 def test_an_aftermath_alone_is_believed_after_a_while():
     run = Run(max_restarts=0)
     run.form(0, 1)
     assert run.fault(1, "rank 0 lost its peers", now=1.0, aftermath=True) == []
-    assert run.council.tick(2.0) == []
-    assert run.council.tick(6.0)[0][1].message == "rank 0 lost its peers"
+    assert run.membership.tick(2.0) == []
+    assert run.membership.tick(6.0)[0][1].message == "rank 0 lost its peers"
 
 
 def test_faults_of_an_earlier_team_are_old_news():
@@ -224,8 +226,8 @@ def test_faults_of_an_earlier_team_are_old_news():
     run.form(0, 1)
     assert kinds(run.fault(1, "rank 5 was killed", now=1.0)) == [(0, "Again"), (1, "Again")]
     for node in (0, 1):
-        letters = run.council.heard(node, Ready(), 2.0)
-    run.council.heard(0, StoreUp(letters[0][1].number, 1), 2.0)
+        outgoing = run.membership.heard(node, Ready(), 2.0)
+    run.membership.heard(0, StoreUp(outgoing[0][1].number, 1), 2.0)
     assert run.fault(1, "rank 5 was killed", now=3.0) == []
 
 
@@ -233,46 +235,46 @@ def test_a_run_without_progress_ends_with_the_first_cause():
     run = Run(max_restarts=2)
     run.form(0, 1)
     for team in (1, 2):
-        letters = run.fault(team, f"rank 5 was killed, {team}", now=team)
-        assert kinds(letters) == [(0, "Again"), (1, "Again")]
+        outgoing = run.fault(team, f"rank 5 was killed, {team}", now=team)
+        assert kinds(outgoing) == [(0, "Again"), (1, "Again")]
         for node in (0, 1):
-            letters = run.council.heard(node, Ready(), team)
-        run.council.heard(0, StoreUp(team + 1, 1), team)
-    letters = run.fault(3, "rank 5 was killed, 3", now=9)
-    assert "rank 5 was killed, 1 The team was started again 2 times" in letters[0][1].message
+            outgoing = run.membership.heard(node, Ready(), team)
+        run.membership.heard(0, StoreUp(team + 1, 1), team)
+    outgoing = run.fault(3, "rank 5 was killed, 3", now=9)
+    assert "rank 5 was killed, 1 The team was started again 2 times" in outgoing[0][1].message
 
 
 def test_what_the_job_did_wrong_ends_the_run_at_once_with_its_exit_code():
     run = Run()
     run.form(0, 1)
-    letters = run.fault(1, "the loss is NaN", now=1.0, may_pass=False, exit_code=3)
-    assert [(node, end.exit_code) for node, end in letters] == [(0, 3), (1, 3)]
+    outgoing = run.fault(1, "the loss is NaN", now=1.0, may_pass=False, exit_code=3)
+    assert [(node, end.exit_code) for node, end in outgoing] == [(0, 3), (1, 3)]
 
 
 def test_the_run_is_over_when_all_nodes_are_done_and_values_are_in_rank_order():
     run = Run()
     run.form(0, 1)
-    assert run.council.heard(1, Done(1, [14, 15, 16, 17]), 5.0) == []
-    assert run.council.heard(0, Done(1, [10, 11, 12, 13]), 6.0) == [(0, End()), (1, End())]
-    assert run.council.values == [10, 11, 12, 13, 14, 15, 16, 17]
+    assert run.membership.heard(1, Done(1, [14, 15, 16, 17]), 5.0) == []
+    assert run.membership.heard(0, Done(1, [10, 11, 12, 13]), 6.0) == [(0, End()), (1, End())]
+    assert run.membership.values == [10, 11, 12, 13, 14, 15, 16, 17]
     assert End().error() is None
 
 
 def test_a_node_that_fails_at_the_very_end_takes_those_that_were_done_back_in():
     run = Run()
     run.form(0, 1)
-    run.council.heard(0, Done(1, [10, 11, 12, 13]), 5.0)
+    run.membership.heard(0, Done(1, [10, 11, 12, 13]), 5.0)
     assert kinds(run.fault(1, "rank 5 was killed", now=6.0)) == [(0, "Again"), (1, "Again")]
-    assert not run.council.ended
+    assert not run.membership.ended
 
 
 def test_a_store_that_comes_up_for_a_team_that_fell_apart_is_ignored():
     run = Run(nodes=2, fewest=1)
     for node in (0, 1):
         run.come(node)
-    run.council.lost(1, "the connection was closed", 0.5)
-    assert run.council.heard(0, StoreUp(1, 4321), 0.6) == []
-    ((_, team),) = run.council.heard(0, Ready(), 0.7)
+    run.membership.lost(1, "the connection was closed", 0.5)
+    assert run.membership.heard(0, StoreUp(1, 4321), 0.6) == []
+    ((_, team),) = run.membership.heard(0, Ready(), 0.7)
     assert team.number == 2
 
 
@@ -281,14 +283,14 @@ def test_once_a_stop_was_asked_nothing_starts_again_and_nobody_is_taken_in(what)
     run = Run(nodes=3, fewest=1)
     run.form(0, 1)
     run.stopping = True
-    assert kinds(run.council.hello(Hello(2, "node2", "10.0.1.12", 4, FACTS), 5.0)) == [(2, "Refused")]
+    assert kinds(run.membership.hello(Hello(2, "node2", "10.0.1.12", 4, FACTS), 5.0)) == [(2, "Refused")]
     if what == "a failed rank":
-        letters = run.fault(1, "rank 4 was killed", now=6.0)
+        outgoing = run.fault(1, "rank 4 was killed", now=6.0)
     else:
-        letters = run.council.lost(1, "the cable is out", 6.0)
-    assert run.council.ended
+        outgoing = run.membership.lost(1, "the cable is out", 6.0)
+    assert run.membership.ended
     assert run.restarts == []
-    end = dict(letters)[0]
+    end = dict(outgoing)[0]
     assert isinstance(end, End)
     assert end.exit_code == 75
 

@@ -12,7 +12,7 @@ from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 from dure.launch.preload import TORCH
-from dure.launch.shm_cleanup import LOOK_SECONDS, Litter
+from dure.launch.shm_cleanup import LOOK_SECONDS, ShmCleanup
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a process namespace")
 sweeps = pytest.mark.skipif(
@@ -72,14 +72,14 @@ def leave(folder, pid):
 
 @sweeps
 def test_only_files_of_dead_processes_that_were_seen_are_removed(tmp_path):
-    litter = Litter(tmp_path)
+    shm_cleanup = ShmCleanup(tmp_path)
     ours, unseen = dead_process(), dead_process()
-    litter.saw(ours)
-    litter.saw(os.getpid())
+    shm_cleanup.saw(ours)
+    shm_cleanup.saw(os.getpid())
     left = leave(tmp_path, ours)
     kept = [leave(tmp_path, unseen), leave(tmp_path, os.getpid()), tmp_path / f"torch_{ours}_notes"]
     kept[2].touch()
-    assert litter.sweep() == [left.name]
+    assert shm_cleanup.sweep() == [left.name]
     assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
@@ -88,30 +88,30 @@ def test_files_from_before_the_launch_are_somebody_elses(tmp_path):
     left = leave(tmp_path, pid)
     while time.time() < left.stat().st_ctime + 0.1:  # file times are a few milliseconds coarse
         time.sleep(0.02)
-    litter = Litter(tmp_path)
-    litter.saw(pid)
-    assert litter.sweep() == []
+    shm_cleanup = ShmCleanup(tmp_path)
+    shm_cleanup.saw(pid)
+    assert shm_cleanup.sweep() == []
     assert left.exists()
 
 
 def test_files_from_after_the_end_of_ours_are_of_a_process_that_got_its_number(tmp_path):
-    litter = Litter(tmp_path)
+    shm_cleanup = ShmCleanup(tmp_path)
     pid = dead_process()
-    litter.saw(pid)
+    shm_cleanup.saw(pid)
     time.sleep(2 * LOOK_SECONDS + 0.1)
     left = leave(tmp_path, pid)
-    assert litter.sweep() == []
+    assert shm_cleanup.sweep() == []
     assert left.exists()
 
 
 @needs_root
 def test_another_users_files_are_left_alone(tmp_path):
-    litter = Litter(tmp_path)
+    shm_cleanup = ShmCleanup(tmp_path)
     pid = dead_process()
     left = leave(tmp_path, pid)
     os.chown(left, 12345, -1)
-    litter.saw(pid)
-    assert litter.sweep() == []
+    shm_cleanup.saw(pid)
+    assert shm_cleanup.sweep() == []
     assert left.exists()
 
 
@@ -127,10 +127,10 @@ def test_a_living_process_of_a_container_with_the_same_number_keeps_its_files(tm
     )
     try:
         assert container.stdout.readline() == f"{number}\n"
-        litter = Litter(tmp_path)
+        shm_cleanup = ShmCleanup(tmp_path)
         left = leave(tmp_path, number)
-        litter.saw(number)
-        assert litter.sweep() == []
+        shm_cleanup.saw(number)
+        assert shm_cleanup.sweep() == []
         assert left.exists()
     finally:
         container.kill()
@@ -141,8 +141,8 @@ def test_a_living_process_of_a_container_with_the_same_number_keeps_its_files(tm
 @needs_root
 def test_inside_a_container_nothing_is_removed(tmp_path):
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom dure.launch.shm_cleanup import Litter\n"
-        "litter = Litter(Path(sys.argv[1]))\npid = os.fork() or os._exit(0)\nos.waitpid(pid, 0)\nlitter.saw(pid)\n"
+        "import os, sys\nfrom pathlib import Path\nfrom dure.launch.shm_cleanup import ShmCleanup\n"
+        "litter = ShmCleanup(Path(sys.argv[1]))\npid = os.fork() or os._exit(0)\nos.waitpid(pid, 0)\nlitter.saw(pid)\n"
         "Path(sys.argv[1], f'torch_{pid}_123_0').touch(0o600)\nprint(litter.sweep())"
     )
     ran = {

@@ -4,7 +4,7 @@ import pytest
 
 from dure.base.errors import JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
 from dure.launch.failure import may_pass
-from dure.launch.restart_policy import Patience
+from dure.launch.restart_policy import RestartPolicy
 
 
 def failure(words, may_pass=True):
@@ -12,53 +12,53 @@ def failure(words, may_pass=True):
 
 
 def test_restarts_without_progress_are_counted_and_the_first_cause_is_told():
-    patience = Patience(2, ranks=4)
-    assert patience.after(failure("first."), 7).without_progress == 1
-    assert patience.after(failure("second."), 7).without_progress == 2
+    restart_policy = RestartPolicy(2, ranks=4)
+    assert restart_policy.after(failure("first."), 7).without_progress == 1
+    assert restart_policy.after(failure("second."), 7).without_progress == 2
     with pytest.raises(RankFailed, match=r"^first\. The team was started again 2 times .* step 7") as ended:
-        patience.after(failure("third."), 7)
+        restart_policy.after(failure("third."), 7)
     assert ended.value.details == "details of first."
 
 
 def test_progress_renews_patience():
-    patience = Patience(1, ranks=4)
+    restart_policy = RestartPolicy(1, ranks=4)
     for step in range(10):
-        restart = patience.after(failure(f"at {step}"), step)
+        restart = restart_policy.after(failure(f"at {step}"), step)
         assert (restart.number, restart.without_progress, restart.step) == (step + 1, 1, step)
 
 
 def test_a_step_back_is_no_progress():
-    patience = Patience(1, ranks=4)
-    patience.after(failure("first."), 7)
+    restart_policy = RestartPolicy(1, ranks=4)
+    restart_policy.after(failure("first."), 7)
     with pytest.raises(RankFailed, match="first"):
-        patience.after(failure("second."), 6)
+        restart_policy.after(failure("second."), 6)
 
 
 def test_what_cannot_pass_ends_the_run_with_its_own_words():
-    patience = Patience(3, ranks=4)
-    patience.after(failure("bad luck"), 7)
+    restart_policy = RestartPolicy(3, ranks=4)
+    restart_policy.after(failure("bad luck"), 7)
     with pytest.raises(RankFailed, match=r"^a bug$"):
-        patience.after(failure("a bug", may_pass=False), 9)
+        restart_policy.after(failure("a bug", may_pass=False), 9)
 
 
 def test_without_patience_the_failure_is_told_as_it_is():
     with pytest.raises(RankFailed, match=r"^first\.$"):
-        Patience(0, ranks=4).after(failure("first."), 0)
+        RestartPolicy(0, ranks=4).after(failure("first."), 0)
 
 
 def test_a_team_that_may_be_smaller_goes_on_with_one_rank_less_until_it_gets_further():
-    patience = Patience(2, ranks=4, min_ranks=2)
-    assert [patience.after(failure("first."), 7).ranks for _ in range(4)] == [4, 4, 3, 2]
+    restart_policy = RestartPolicy(2, ranks=4, min_ranks=2)
+    assert [restart_policy.after(failure("first."), 7).ranks for _ in range(4)] == [4, 4, 3, 2]
     with pytest.raises(RankFailed, match=r"^first\."):
-        patience.after(failure("fifth."), 7)
+        restart_policy.after(failure("fifth."), 7)
 
 
 def test_progress_of_a_smaller_team_renews_its_patience_and_it_stays_as_small():
-    patience = Patience(1, ranks=4, min_ranks=1)
-    assert [patience.after(failure("here"), 7).ranks for _ in range(2)] == [4, 3]
-    assert [patience.after(failure("there"), 8).ranks for _ in range(3)] == [3, 2, 1]
+    restart_policy = RestartPolicy(1, ranks=4, min_ranks=1)
+    assert [restart_policy.after(failure("here"), 7).ranks for _ in range(2)] == [4, 3]
+    assert [restart_policy.after(failure("there"), 8).ranks for _ in range(3)] == [3, 2, 1]
     with pytest.raises(RankFailed, match=r"^there"):
-        patience.after(failure("again"), 8)
+        restart_policy.after(failure("again"), 8)
 
 
 class OutOfMemoryError(RuntimeError):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dure.base.errors import UsageError
-from dure.comm.topology import World, arguments, read_world
+from dure.comm.topology import Topology, arguments, read_topology
 
 TORCHRUN = {
     "RANK": "5",
@@ -50,12 +50,19 @@ BATCH = {
 }
 
 
-def place(world: World) -> tuple[int, ...]:
-    return (world.rank, world.size, world.local_rank, world.local_size, world.node, world.nodes)
+def place(topology: Topology) -> tuple[int, ...]:
+    return (
+        topology.rank,
+        topology.size,
+        topology.local_rank,
+        topology.local_size,
+        topology.node,
+        topology.nodes,
+    )
 
 
-def leader(world: World) -> tuple[str, int]:
-    return (world.leader_host, world.leader_port)
+def leader(topology: Topology) -> tuple[str, int]:
+    return (topology.leader_host, topology.leader_port)
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
@@ -66,85 +73,85 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
 
 
 def test_nothing_set_is_one_rank_alone():
-    world = read_world({"PATH": "/bin"})
-    assert place(world) == (0, 1, 0, 1, 0, 1)
-    assert leader(world) == ("127.0.0.1", 0)
-    assert world.launcher == "alone"
-    assert world.is_leader
-    assert world.is_node_leader
+    topology = read_topology({"PATH": "/bin"})
+    assert place(topology) == (0, 1, 0, 1, 0, 1)
+    assert leader(topology) == ("127.0.0.1", 0)
+    assert topology.launcher == "alone"
+    assert topology.is_leader
+    assert topology.is_node_leader
 
 
 def test_torchrun_says_everything():
-    world = read_world(TORCHRUN)
-    assert place(world) == (5, 8, 1, 4, 1, 2)
-    assert leader(world) == ("10.0.1.10", 29500)
-    assert world.launcher == "torchrun"
-    assert not world.is_leader
-    assert not world.is_node_leader
+    topology = read_topology(TORCHRUN)
+    assert place(topology) == (5, 8, 1, 4, 1, 2)
+    assert leader(topology) == ("10.0.1.10", 29500)
+    assert topology.launcher == "torchrun"
+    assert not topology.is_leader
+    assert not topology.is_node_leader
 
 
 def test_dure_is_known_by_its_run():
-    world = read_world({**TORCHRUN, "DURE_RUN": "cats-1"})
-    assert (world.launcher, world.run_id) == ("dure", "cats-1")
+    topology = read_topology({**TORCHRUN, "DURE_RUN": "cats-1"})
+    assert (topology.launcher, topology.run_id) == ("dure", "cats-1")
 
 
 def test_dures_run_alone_does_not_make_a_rank():
-    assert read_world({"DURE_RUN": "cats-1"}).launcher == "alone"
+    assert read_topology({"DURE_RUN": "cats-1"}).launcher == "alone"
 
 
 def test_four_variables_set_by_hand_are_ranks_of_one_node():
-    world = read_world(BY_HAND)
-    assert place(world) == (2, 4, 2, 4, 0, 1)
-    assert world.launcher == "hand"
+    topology = read_topology(BY_HAND)
+    assert place(topology) == (2, 4, 2, 4, 0, 1)
+    assert topology.launcher == "hand"
 
 
 def test_arguments_by_hand_are_ranks_of_one_node():
-    world = read_world({}, rank=3, world_size=4, master="127.0.0.1:29500")
-    assert place(world) == (3, 4, 3, 4, 0, 1)
-    assert leader(world) == ("127.0.0.1", 29500)
-    assert world.launcher == "hand"
+    topology = read_topology({}, rank=3, world_size=4, master="127.0.0.1:29500")
+    assert place(topology) == (3, 4, 3, 4, 0, 1)
+    assert leader(topology) == ("127.0.0.1", 29500)
+    assert topology.launcher == "hand"
 
 
 def test_arguments_by_hand_take_the_node_from_the_environment():
     environ = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
-    assert place(read_world(environ, rank=3, world_size=4, master="a:1")) == (3, 4, 1, 2, 1, 2)
+    assert place(read_topology(environ, rank=3, world_size=4, master="a:1")) == (3, 4, 1, 2, 1, 2)
 
 
 def test_arguments_and_variables_complete_each_other():
     environ = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert leader(read_world(environ, rank=0, world_size=2)) == ("a", 1)
+    assert leader(read_topology(environ, rank=0, world_size=2)) == ("a", 1)
 
 
 def test_one_rank_by_hand_needs_no_master():
-    world = read_world({}, rank=0, world_size=1)
-    assert place(world) == (0, 1, 0, 1, 0, 1)
-    assert leader(world) == ("127.0.0.1", 0)
+    topology = read_topology({}, rank=0, world_size=1)
+    assert place(topology) == (0, 1, 0, 1, 0, 1)
+    assert leader(topology) == ("127.0.0.1", 0)
 
 
 def test_a_master_may_be_an_ipv6_address():
-    assert leader(read_world({}, rank=0, world_size=2, master="[::1]:29500")) == ("::1", 29500)
+    assert leader(read_topology({}, rank=0, world_size=2, master="[::1]:29500")) == ("::1", 29500)
 
 
 def test_nodes_may_differ_in_size_when_their_number_is_said():
     environ = {**TORCHRUN, "WORLD_SIZE": "6", "RANK": "5"}
-    assert place(read_world(environ)) == (5, 6, 1, 4, 1, 2)
+    assert place(read_topology(environ)) == (5, 6, 1, 4, 1, 2)
 
 
 def test_torchrun_inside_a_task_of_srun_is_torchrun():
-    world = read_world({**TASK, **TORCHRUN})
-    assert (world.rank, world.size, world.launcher) == (5, 8, "torchrun")
+    topology = read_topology({**TASK, **TORCHRUN})
+    assert (topology.rank, topology.size, topology.launcher) == (5, 8, "torchrun")
 
 
 def test_a_task_of_srun_knows_its_node_and_its_neighbours():
-    world = read_world(TASK)
-    assert place(world) == (3, 5, 3, 4, 0, 2)
-    assert world.leader_host == "node0"
-    assert (world.launcher, world.run_id) == ("srun", "slurm-17.2")
+    topology = read_topology(TASK)
+    assert place(topology) == (3, 5, 3, 4, 0, 2)
+    assert topology.leader_host == "node0"
+    assert (topology.launcher, topology.run_id) == ("srun", "slurm-17.2")
     last = {"SLURM_PROCID": "4", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_GTIDS": "4"}
-    other = read_world({**TASK, **last})
+    other = read_topology({**TASK, **last})
     assert place(other) == (4, 5, 0, 1, 1, 2)
     assert other.is_node_leader
-    assert (leader(other), other.run_id) == (leader(world), world.run_id)
+    assert (leader(other), other.run_id) == (leader(topology), topology.run_id)
 
 
 def test_ranks_dealt_out_by_turns_keep_slurms_places():
@@ -156,13 +163,13 @@ def test_ranks_dealt_out_by_turns_keep_slurms_places():
         "SLURM_DISTRIBUTION": "cyclic",
     }
     here = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "SLURM_GTIDS": "1"}
-    assert place(read_world({**TASK, **cyclic, **here})) == (1, 4, 0, 1, 1, 2)
+    assert place(read_topology({**TASK, **cyclic, **here})) == (1, 4, 0, 1, 1, 2)
     back = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_GTIDS": "0,2,3"}
-    assert place(read_world({**TASK, **cyclic, **back})) == (2, 4, 1, 3, 0, 2)
+    assert place(read_topology({**TASK, **cyclic, **back})) == (2, 4, 1, 3, 0, 2)
 
 
 def test_a_batch_script_outside_srun_is_alone():
-    assert read_world(BATCH).launcher == "alone"
+    assert read_topology(BATCH).launcher == "alone"
 
 
 def test_the_shell_that_salloc_opens_on_a_node_is_alone():
@@ -172,7 +179,7 @@ def test_the_shell_that_salloc_opens_on_a_node_is_alone():
         "SLURM_STEP_NODELIST": "node0",
         "SLURM_STEP_TASKS_PER_NODE": "1",
     }
-    assert read_world({**BATCH, **shell}).launcher == "alone"
+    assert read_topology({**BATCH, **shell}).launcher == "alone"
 
 
 ONE_TASK = {
@@ -188,15 +195,15 @@ ONE_TASK = {
 
 
 def test_a_step_of_one_task_is_alone_and_may_start_ranks_by_hand():
-    assert read_world(ONE_TASK).launcher == "alone"
-    assert read_world({**ONE_TASK, "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}).size == 1
-    world = read_world(ONE_TASK, rank=1, world_size=2, master="node0:29500")
-    assert (world.rank, world.size, world.launcher) == (1, 2, "hand")
+    assert read_topology(ONE_TASK).launcher == "alone"
+    assert read_topology({**ONE_TASK, "WORLD_SIZE": "1", "MASTER_ADDR": "node0"}).size == 1
+    topology = read_topology(ONE_TASK, rank=1, world_size=2, master="node0:29500")
+    assert (topology.rank, topology.size, topology.launcher) == (1, 2, "hand")
 
 
 def test_neighbouring_steps_and_jobs_meet_at_different_ports():
     ports = {
-        read_world({**TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).leader_port
+        read_topology({**TASK, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).leader_port
         for job in range(100, 120)
         for step in range(10)
     }
@@ -205,22 +212,22 @@ def test_neighbouring_steps_and_jobs_meet_at_different_ports():
 
 
 def test_what_a_batch_script_exports_for_torch_is_honoured_under_srun():
-    assert leader(read_world({**TASK, "MASTER_ADDR": "head", "MASTER_PORT": "29500"})) == ("head", 29500)
-    assert leader(read_world({**TASK, "MASTER_PORT": "29500"})) == ("node0", 29500)
-    assert leader(read_world(TASK, master="head:1234")) == ("head", 1234)
-    assert read_world({**TASK, "WORLD_SIZE": "5"}, rank=3, world_size=5).launcher == "srun"
+    assert leader(read_topology({**TASK, "MASTER_ADDR": "head", "MASTER_PORT": "29500"})) == ("head", 29500)
+    assert leader(read_topology({**TASK, "MASTER_PORT": "29500"})) == ("node0", 29500)
+    assert leader(read_topology(TASK, master="head:1234")) == ("head", 1234)
+    assert read_topology({**TASK, "WORLD_SIZE": "5"}, rank=3, world_size=5).launcher == "srun"
 
 
 def test_runs_that_live_side_by_side_have_different_ids():
     runs = [TORCHRUN, {**TORCHRUN, "MASTER_PORT": "29501"}, BY_HAND, TASK, {**TASK, "SLURM_STEP_ID": "3"}, {}]
-    ids = {read_world(environ).run_id for environ in runs}
+    ids = {read_topology(environ).run_id for environ in runs}
     assert len(ids) == len(runs)
-    assert read_world({**BY_HAND, "RANK": "0"}).run_id == read_world(BY_HAND).run_id
+    assert read_topology({**BY_HAND, "RANK": "0"}).run_id == read_topology(BY_HAND).run_id
 
 
 def test_a_world_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        read_world({}).rank = 1  # type: ignore[misc]
+        read_topology({}).rank = 1  # type: ignore[misc]
 
 
 # What is refused
@@ -229,7 +236,7 @@ def test_a_world_cannot_be_changed():
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_half_a_description_is_refused_and_the_missing_half_named(name):
     with pytest.raises(UsageError) as refused:
-        read_world(without(BY_HAND, name))
+        read_topology(without(BY_HAND, name))
     missing = {"RANK": "--rank", "WORLD_SIZE": "--world-size"}.get(name, "--master")
     assert f"but not {missing}" in str(refused.value)
     for other, value in without(BY_HAND, name).items():
@@ -239,13 +246,13 @@ def test_half_a_description_is_refused_and_the_missing_half_named(name):
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"])
 def test_half_a_place_on_the_node_is_refused(name):
     with pytest.raises(UsageError, match=f"but not {name}"):
-        read_world(without(TORCHRUN, name))
+        read_topology(without(TORCHRUN, name))
 
 
 @pytest.mark.parametrize("name", sorted(BY_HAND))
 def test_one_variable_alone_is_refused(name):
     with pytest.raises(UsageError, match=f"{name}={BY_HAND[name]} is given"):
-        read_world({name: BY_HAND[name]})
+        read_topology({name: BY_HAND[name]})
 
 
 @pytest.mark.parametrize(
@@ -259,7 +266,7 @@ def test_one_variable_alone_is_refused(name):
 )
 def test_half_the_arguments_are_refused(given, missing):
     with pytest.raises(UsageError, match=f"but not {missing};"):
-        read_world({}, **given)
+        read_topology({}, **given)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +290,7 @@ def test_half_the_arguments_are_refused(given, missing):
 )
 def test_a_number_that_cannot_be_is_refused_with_its_bounds(name, value, bounds):
     with pytest.raises(UsageError) as refused:
-        read_world({**TORCHRUN, name: value})
+        read_topology({**TORCHRUN, name: value})
     assert f"{name} is {value!r}" in str(refused.value)
     assert bounds in str(refused.value)
 
@@ -291,7 +298,7 @@ def test_a_number_that_cannot_be_is_refused_with_its_bounds(name, value, bounds)
 @pytest.mark.parametrize("value", ["", " ", "a b"])
 def test_a_master_without_a_host_is_refused(value):
     with pytest.raises(UsageError, match="MASTER_ADDR is"):
-        read_world({**BY_HAND, "MASTER_ADDR": value})
+        read_topology({**BY_HAND, "MASTER_ADDR": value})
 
 
 @pytest.mark.parametrize(
@@ -299,7 +306,7 @@ def test_a_master_without_a_host_is_refused(value):
 )
 def test_a_master_argument_without_host_and_port_is_refused(master):
     with pytest.raises(UsageError, match=r"--master is .* as in 127\.0\.0\.1:29500"):
-        read_world({}, rank=0, world_size=2, master=master)
+        read_topology({}, rank=0, world_size=2, master=master)
 
 
 @pytest.mark.parametrize(
@@ -319,13 +326,13 @@ def test_a_master_argument_without_host_and_port_is_refused(master):
 )
 def test_arguments_that_contradict_a_launcher_are_refused(given, message):
     with pytest.raises(UsageError) as refused:
-        read_world(TORCHRUN, **given)
+        read_topology(TORCHRUN, **given)
     assert message in str(refused.value)
     assert "leave out" in str(refused.value)
 
 
 def test_arguments_that_agree_with_a_launcher_are_fine():
-    assert read_world(TORCHRUN, rank=5, world_size=8, master="10.0.1.10:29500") == read_world(TORCHRUN)
+    assert read_topology(TORCHRUN, rank=5, world_size=8, master="10.0.1.10:29500") == read_topology(TORCHRUN)
 
 
 @pytest.mark.parametrize(
@@ -333,12 +340,12 @@ def test_arguments_that_agree_with_a_launcher_are_fine():
 )
 def test_arguments_that_contradict_srun_are_refused(given):
     with pytest.raises(UsageError, match="but srun started this as task 3 of 5"):
-        read_world(TASK, **given)
+        read_topology(TASK, **given)
 
 
 def test_a_local_rank_exported_from_the_batch_script_is_refused_under_srun():
     with pytest.raises(UsageError, match=r"LOCAL_RANK is 0, .* so LOCAL_RANK is 3; leave LOCAL_RANK to srun"):
-        read_world({**TASK, "LOCAL_RANK": "0"})
+        read_topology({**TASK, "LOCAL_RANK": "0"})
 
 
 @pytest.mark.parametrize(
@@ -355,22 +362,22 @@ def test_a_local_rank_exported_from_the_batch_script_is_refused_under_srun():
 )
 def test_sizes_that_do_not_fit_each_other_are_refused(changed, message):
     with pytest.raises(UsageError, match=message):
-        read_world({**TORCHRUN, **changed})
+        read_topology({**TORCHRUN, **changed})
 
 
 def test_an_unknown_number_of_nodes_is_refused():
     environ = without({**TORCHRUN, "WORLD_SIZE": "6"}, "GROUP_WORLD_SIZE")
     with pytest.raises(UsageError, match="set GROUP_WORLD_SIZE"):
-        read_world(environ)
+        read_topology(environ)
 
 
 @pytest.mark.parametrize("name", sorted(set(TASK) - {"SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"}))
 def test_half_a_task_of_srun_is_refused(name):
     if name in ("SLURM_NTASKS", "SLURM_GTIDS"):
-        assert read_world(without(TASK, name)) == read_world(TASK)  # only checked, not needed
+        assert read_topology(without(TASK, name)) == read_topology(TASK)  # only checked, not needed
         return
     with pytest.raises(UsageError, match=f"but not {name}"):
-        read_world(without(TASK, name))
+        read_topology(without(TASK, name))
 
 
 @pytest.mark.parametrize(
@@ -389,7 +396,7 @@ def test_half_a_task_of_srun_is_refused(name):
 )
 def test_a_task_of_srun_that_cannot_be_is_refused(name, value, message):
     with pytest.raises(UsageError, match=message):
-        read_world({**TASK, name: value})
+        read_topology({**TASK, name: value})
 
 
 @pytest.mark.parametrize("tasks", ["1", "5"])
@@ -397,14 +404,14 @@ def test_the_step_that_submitted_a_batch_job_is_not_taken_for_its_own(tasks):
     # sbatch inside a step hands SLURM_STEP_* on, and sets these for the batch script.
     batch = {"SLURM_NTASKS": tasks, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_GTIDS": "0"}
     with pytest.raises(UsageError, match="left over from the step that submitted this job"):
-        read_world({**TASK, **batch})
+        read_topology({**TASK, **batch})
 
 
 def test_a_host_file_needs_the_leader_named():
     environ = {**TASK, "SLURM_DISTRIBUTION": "arbitrary"}
     with pytest.raises(UsageError, match="set MASTER_ADDR to its first host"):
-        read_world(environ)
-    assert read_world({**environ, "MASTER_ADDR": "node1"}).leader_host == "node1"
+        read_topology(environ)
+    assert read_topology({**environ, "MASTER_ADDR": "node1"}).leader_host == "node1"
 
 
 @given(
@@ -427,13 +434,13 @@ def test_every_task_of_any_step_has_one_place_and_all_agree_on_the_rest(counts, 
             "SLURM_STEP_NODELIST": f"n[1-{len(counts)}]" if len(counts) > 1 else "n1",
             "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, counts)),
         }
-        worlds.append(read_world(environ))
-    assert [world.rank for world in worlds] == list(range(len(slots)))
-    assert {(world.node, world.local_rank) for world in worlds} == set(slots)
-    assert all(world.local_size == counts[world.node] for world in worlds)
-    assert sum(world.is_leader for world in worlds) == 1
-    assert sum(world.is_node_leader for world in worlds) == len(counts)
-    shared = {(world.size, world.nodes, leader(world), world.run_id) for world in worlds}
+        worlds.append(read_topology(environ))
+    assert [topology.rank for topology in worlds] == list(range(len(slots)))
+    assert {(topology.node, topology.local_rank) for topology in worlds} == set(slots)
+    assert all(topology.local_size == counts[topology.node] for topology in worlds)
+    assert sum(topology.is_leader for topology in worlds) == 1
+    assert sum(topology.is_node_leader for topology in worlds) == len(counts)
+    shared = {(topology.size, topology.nodes, leader(topology), topology.run_id) for topology in worlds}
     assert len(shared) == 1
 
 

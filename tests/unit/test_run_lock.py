@@ -12,14 +12,14 @@ from commands import dure
 
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder
-from dure.launch.run_lock import Claim
+from dure.launch.run_lock import RunLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from dure.launch.run_lock import Claim
+from dure.launch.run_lock import RunLock
 from dure.base.run_folder import RunFolder
-with Claim(RunFolder(Path(sys.argv[1]))):
+with RunLock(RunFolder(Path(sys.argv[1]))):
     print("claimed", flush=True)
     time.sleep(600)
 """
@@ -56,22 +56,22 @@ def holder(folder):
 def test_a_launch_that_may_wait_takes_the_folder_over_when_the_other_has_ended(folder, holder):
     """A leader that was cut off and ends by itself, and the next one, which is started meanwhile."""
     threading.Timer(0.5, holder.kill).start()
-    with Claim(folder, wait_seconds=60.0):
+    with RunLock(folder, wait_seconds=60.0):
         assert holder.wait(60) == -signal.SIGKILL
 
 
 def test_a_claimed_folder_is_refused_with_who_holds_it(folder, holder):
     words = rf"is in use: process {holder.pid} on {socket.gethostname()} .*--run-dir"
-    with pytest.raises(UsageError, match=words), Claim(folder):
+    with pytest.raises(UsageError, match=words), RunLock(folder):
         pytest.fail("two at once")
 
 
 def test_a_launcher_that_was_killed_holds_nothing(folder, holder):
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    with Claim(folder):
+    with RunLock(folder):
         pass
-    with Claim(folder):  # and one that ended well holds nothing either
+    with RunLock(folder):  # and one that ended well holds nothing either
         pass
 
 
@@ -91,6 +91,6 @@ def test_a_folder_without_locks_is_told_and_used(folder, monkeypatch, capsys):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("dure.launch.run_lock.fcntl.flock", no_locks)
-    with Claim(folder):
+    with RunLock(folder):
         pass
     assert "without locks (No locks available)" in capsys.readouterr().err

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from dure.base.errors import PeerLost
-from dure.comm.shm_counters import Counters, line_bytes
+from dure.comm.shm_counters import ShmCounters, line_bytes
 
 
 @pytest.fixture
 def of_the_dead():
     """Counters of this process, rank 0, and of rank 1, which has ended."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as peer:
-        counters = Counters(mmap.mmap(-1, line_bytes(2)), 0, [os.getpid(), peer.pid], 240.0)
+        counters = ShmCounters(mmap.mmap(-1, line_bytes(2)), 0, [os.getpid(), peer.pid], 240.0)
         peer.kill()
     yield counters
     counters.close()
