@@ -10,11 +10,11 @@ from typing import Annotated, cast
 import typer
 
 from dure.base.errors import UsageError
+from dure.cli.options import Json
 
 bench = typer.Typer(
     no_args_is_help=True, help="Measure, side by side with named peers.", rich_markup_mode=None
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 
 
 @bench.command("start")

@@ -15,6 +15,7 @@ import typer
 
 from dure.base.errors import UsageError
 from dure.base.say import printable, say
+from dure.cli.options import Json
 
 if TYPE_CHECKING:
     from dure.image.build import Built
@@ -27,7 +28,6 @@ image = typer.Typer(
     help="Build the squashfs image that ranks run in, look at it, run in it.",
     rich_markup_mode=None,
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 Image = Annotated[Path, typer.Argument(metavar="IMAGE", help="Such as pytorch_squash.sqsh.")]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dure.base.errors import UsageError
+from dure.cli.options import Json
 
 if TYPE_CHECKING:
     from dure.tools.lab import Lab
@@ -30,7 +31,6 @@ lab = typer.Typer(
 )
 
 Name = Annotated[str, typer.Option(help="Which lab, where there are several.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one object.")]
 
 
 @lab.command()

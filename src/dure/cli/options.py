@@ -38,3 +38,15 @@ TeamKeyFile = Annotated[
     ),
 ]
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
+Ranks = Annotated[
+    str | None,
+    typer.Option(
+        help="Processes that train together: 8, or 2:8 to go on with fewer, down to 2, when some cannot be kept alive.",
+        show_default="the job's",
+    ),
+]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
+]

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+from dure.cli.options import Json, Settings
+
 JOB_OR_RUN = "A job's number, or a run's folder."
 
 
@@ -19,9 +20,7 @@ def submit(
     nodes: Annotated[
         str | None, typer.Option(help="Nodes, or MIN:MAX of them.", show_default="the job's")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
-    ] = None,
+    settings: Settings = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(

@@ -1,0 +1,32 @@
+"""`dure demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dure.cli.options import Json, Lang, RunDir
+
+
+def demo(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 4,
+    storage: Annotated[Path, typer.Option(help="The shared-storage folder to draw the photos into.")] = Path(
+        "shared"
+    ),
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Only lay out the storage, with the same job for two nodes.")
+    ] = False,
+    run_dir: RunDir = None,
+    as_json: Json = False,
+    lang: Lang = None,
+) -> None:
+    """Draw 400 photos of cats and of things that are not, train a small CNN on 4 ranks, show what happened."""
+    from dure.engine.run_job import Start, run_job
+    from dure.tools.demo import prepare, prepare_cluster
+
+    if cluster:
+        print(prepare_cluster(storage))
+        return
+    run_job(prepare(storage, ranks), Start(run_dir), None, as_json=as_json, lang=lang)
