@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
+from support import FOLDER
+from support.leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
 
 from dure.base.run_folder import RunFolder
 from dure.observe.heartbeat import read_beat
@@ -37,7 +37,7 @@ every_steps = 5
 def run(tmp_path):
     """Start the job; gives the launcher when a checkpoint is there, and looks for leftovers in the end."""
     job, folder = tmp_path / "job.toml", RunFolder(tmp_path / "run")
-    job.write_text(JOB.format(here=Path(__file__).parent, spin=tmp_path / "spin"))
+    job.write_text(JOB.format(here=FOLDER, spin=tmp_path / "spin"))
     shared = shared_memory()
     started = []
 

@@ -1,10 +1,10 @@
 """A replica that went wrong is named, and never becomes everyone's by way of a state; nor does code that was edited."""
 
 import shutil
-from pathlib import Path
 
 import pytest
-from commands import train
+from support import FOLDER
+from support.commands import train
 
 JOB = """
 [model]
@@ -27,7 +27,7 @@ memory_every = 1
 
 @pytest.fixture
 def job(tmp_path):
-    shutil.copy(Path(__file__).parent / "drifting.py", tmp_path)
+    shutil.copy(FOLDER / "drifting.py", tmp_path)
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("HERE", str(tmp_path)))
     return path

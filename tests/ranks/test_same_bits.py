@@ -7,8 +7,8 @@ Every run proves at every step that parameters, buffers and optimizer state agre
 import json
 
 import pytest
-from alone import train_alone
-from commands import EXAMPLES, train
+from support.alone import train_alone
+from support.commands import EXAMPLES, train
 
 from dure.base.run_folder import RunFolder
 from dure.observe.events import Proved, read_events
