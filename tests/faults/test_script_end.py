@@ -194,8 +194,6 @@ if os.environ["RANK"] == "1":
 PATIENT = """
 import sys
 from pathlib import Path
-from support import FOLDER
-
 from dure.launch import run_script
 from dure.launch import exit_watch as leaving
 from dure.base.run_folder import RunFolder
