@@ -74,7 +74,8 @@ def step(folder):
     return beat.step if beat is not None else 0
 
 
-@pytest.mark.parametrize("how", ["stopped", "spins"])
+# A rank that is stopped and hangs is also the next test's.
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.soak), "spins"])
 def test_a_team_with_a_stuck_rank_is_ended_by_its_deadline_and_is_resumable(run, tmp_path, how):
     start, folder = run
     process = start("team.hang_seconds=600", "team.stop_seconds=6")
