@@ -28,9 +28,9 @@ check: setup  ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup  ## all tests but the long ones
+test: setup  ## all tests but the long ones, in streams side by side; then their slowest, and one line of counts
 	tools/system-packages
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python tools/run-tests
 
 soak: setup  ## the long tests too
 	tools/system-packages

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from images import why_no_image_here
-from slurm import SlurmCluster, why_not_here
+from support.images import why_no_image_here
+from support.slurm import SlurmCluster, why_not_here
 
 from dure.image.build import build
 from dure.tools.bench import s3_server

@@ -1,6 +1,6 @@
 """Checkpoints in a bucket: the server may go away and come back, and nothing that was saved is lost."""
 
-from checkpoints import SmallRun, newest
+from support.checkpoints import SmallRun, newest
 
 from dure.checkpoint.find import entries
 from dure.storage import open_store

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from commands import dure
-from doctor_looks import JOB, failed
-from leftovers import wait_until
+from support.commands import dure
+from support.doctor_looks import JOB, failed
+from support.leftovers import wait_until
 
 from dure.tools.lab import Lab, why_not_here
 

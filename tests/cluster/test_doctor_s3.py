@@ -4,7 +4,7 @@ import json
 import uuid
 
 import pytest
-from commands import dure
+from support.commands import dure
 
 from dure.doctor.checks.bucket import forget, seen, takes
 from dure.doctor.plan import JobNeeds

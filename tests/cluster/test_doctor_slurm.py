@@ -8,9 +8,9 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from commands import dure
-from doctor_looks import JOB, failed
-from leftovers import wait_until
+from support.commands import dure
+from support.doctor_looks import JOB, failed
+from support.leftovers import wait_until
 
 ON_SLURM = """
 [cluster]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from alone import train_alone
-from commands import EXAMPLES, dure
-from leftovers import all_gone, wait_until
+from support.alone import train_alone
+from support.commands import EXAMPLES, dure
+from support.leftovers import all_gone, wait_until
 
 from dure.base.errors import JobError
 from dure.base.in_image import digest_inside

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import dure
-from leftovers import all_gone, wait_until
+from support.commands import dure
+from support.leftovers import all_gone, wait_until
 
 from dure.base.errors import UsageError
 from dure.tools.lab import Lab, remote, why_not_here

@@ -1,8 +1,7 @@
 """Weights on two nodes, and from a bucket: read once over all, sent once a node, the same bits."""
 
-import loads
-import pretrained
 import pytest
+from support import loads, pretrained
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
@@ -20,7 +19,10 @@ def test_two_nodes_read_a_file_once_and_send_each_other_half_of_it(tmp_path):
     size = (tmp_path / "w.safetensors").stat().st_size
     with TwoNodes() as nodes:
         found = nodes.run_ranks(
-            "loads:load_between_nodes", (str(tmp_path),), ranks_per_node=2, folder=RunFolder(tmp_path / "run")
+            "support.loads:load_between_nodes",
+            (str(tmp_path),),
+            ranks_per_node=2,
+            folder=RunFolder(tmp_path / "run"),
         )
     for how in loads.WAYS:
         assert [rank[how][0] for rank in found] == [[]] * 4
@@ -45,7 +47,10 @@ def test_trouble_on_one_node_is_raised_on_both(tmp_path):
     (tmp_path / "truncated.safetensors").write_bytes(whole[: len(whole) // 2])
     with TwoNodes() as nodes:
         found = nodes.run_ranks(
-            "loads:fail_in_many_ways", (str(tmp_path),), ranks_per_node=2, folder=RunFolder(tmp_path / "run")
+            "support.loads:fail_in_many_ways",
+            (str(tmp_path),),
+            ranks_per_node=2,
+            folder=RunFolder(tmp_path / "run"),
         )
     for rank in found:
         faults = {name: error for name, error in rank.items() if name not in ("afterwards", "another model")}
@@ -65,7 +70,11 @@ def test_a_pretrained_bert_is_transformers_own_from_a_folder_and_from_a_bucket(s
     for name in ("config.json", "model.safetensors"):
         store.write_whole(f"bert/{name}", [(folder / name).read_bytes()])
     found = run_team(
-        "loads:load_bert", (str(folder), location), ranks=4, folder=RunFolder(tmp_path), hang_seconds=300
+        "support.loads:load_bert",
+        (str(folder), location),
+        ranks=4,
+        folder=RunFolder(tmp_path),
+        hang_seconds=300,
     )
     assert [wrong for rank in found for wrong, _, _ in rank] == [[]] * 8
     # With a head that no file has: the same from both storages, on all ranks.

@@ -11,10 +11,10 @@ import subprocess
 import time
 
 import pytest
-from alone import train_alone
-from commands import EXAMPLES, dure, train
-from leftovers import wait_until
-from nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
+from support.alone import train_alone
+from support.commands import EXAMPLES, dure, train
+from support.leftovers import wait_until
+from support.nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
 
 from dure.base.team_key import make_key_file
 from dure.tools.bench.ports import free_ports

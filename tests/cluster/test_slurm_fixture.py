@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import all_gone, wait_until
-from processes import find
-from slurm import SlurmCluster, SlurmError, why_not_here
+from support import FOLDER
+from support.leftovers import all_gone, wait_until
+from support.processes import find
+from support.slurm import SlurmCluster, SlurmError, why_not_here
 
 SHOW = "env | grep ^SLURM"
 
@@ -142,14 +143,15 @@ def test_a_killed_test_run_takes_the_daemons_along():
     if reason := why_not_here():
         pytest.skip(f"Slurm: {reason}")
     code = """
-import slurm, time
-with slurm.SlurmCluster() as cluster:
+import time
+from support.slurm import SlurmCluster
+with SlurmCluster() as cluster:
     print(cluster.environment["SLURM_CONF"], flush=True)
     time.sleep(600)
 """
     owner = subprocess.Popen(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
+        cwd=FOLDER.parent,
         stdout=subprocess.PIPE,
         text=True,
         env=SlurmCluster.outside_environment(),

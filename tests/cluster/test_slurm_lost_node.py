@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from leftovers import all_gone
-from processes import find, kill_with_children
-from slurm import SlurmCluster, why_not_here
+from support.leftovers import all_gone
+from support.processes import find, kill_with_children
+from support.slurm import SlurmCluster, why_not_here
 from test_slurm_submit import JOB, slurm_waits, step_of, undisturbed  # noqa: F401
 
 from dure.config import load_job, parse_settings

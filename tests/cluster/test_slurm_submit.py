@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from alone import train_alone
-from commands import EXAMPLES, dure
+from support import FOLDER
+from support.alone import train_alone
+from support.commands import EXAMPLES, dure
 
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder
@@ -20,7 +21,6 @@ from dure.engine.slurm.request import Request
 from dure.engine.slurm.status import all_of_mine, find, in_words, status_of
 from dure.engine.slurm.submit import submit, submitted_from
 
-RANKS = Path(__file__).parents[1] / "ranks"
 JOB = f"""
 name = "tiny"
 storage = "shared"
@@ -28,7 +28,7 @@ storage = "shared"
 factory = "{EXAMPLES}/tiny_transformer.py:model"
 args = {{ width = 48, layers = 2, heads = 4, dropout = 0.1 }}
 [data]
-factory = "{RANKS}/slow_data.py:counting"
+factory = "{FOLDER}/slow_data.py:counting"
 args = {{ seed = 1, sequences = 1003 }}
 global_batch = 64
 [train]
@@ -242,7 +242,7 @@ def test_time_limits_in_the_middle_leave_the_bits_as_they_are(here, tmp_path, un
 @pytest.mark.soak
 def test_in_the_jobs_image_on_every_node_the_weights_are_the_same_bits(here, tmp_path, image, undisturbed):
     shutil.copy(EXAMPLES / "tiny_transformer.py", tmp_path)
-    job = JOB.replace(f"{EXAMPLES}/", "").replace(f"{RANKS}/slow_data.py", "tiny_transformer.py")
+    job = JOB.replace(f"{EXAMPLES}/", "").replace(f"{FOLDER}/slow_data.py", "tiny_transformer.py")
     (tmp_path / "job.toml").write_text(f'{job}image = "{image}"\nrunner = "bubblewrap"\n')
     made = dure("submit", tmp_path / "job.toml", "--json", cwd=tmp_path)
     assert made.code == 0, made.err

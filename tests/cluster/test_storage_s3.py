@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from cutting_proxy import CuttingProxy
+from support.cutting_proxy import CuttingProxy
 
 from dure.base.errors import StorageError, UsageError
 from dure.storage import Layout, open_store

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from alone import train_alone
-from nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
+from support import FOLDER
+from support.alone import train_alone
+from support.nodes_stories import Started, furthest_step, put_job, restarts, set_pace, wait_for_step
 
 from dure.tools.lab import Lab, why_not_here
 from dure.tools.lab.remote import why_no_ssh
@@ -17,7 +18,6 @@ from dure.tools.lab.remote import why_no_ssh
 REASON = why_not_here() or why_no_ssh()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
 STEPS = 200
-HERE = Path(__file__).parent
 SHARED = "/mnt/shared/checkpoints"
 
 
@@ -47,13 +47,13 @@ class Stranger:
                 place,
                 [
                     sys.executable,
-                    str(HERE / "stranger.py"),
+                    str(FOLDER / "stranger.py"),
                     *map(str, (where, port, seed, count, bomb, *key)),
                 ],
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
         )
 
     def done(self):

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from slurm import why_not_here
+from support.slurm import why_not_here
 
 from dure.tools.bench import openmpi
 

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 import torch
-from pretrained import bert_folder, loaded, read
+from support.pretrained import bert_folder, loaded, read
 
 from dure.storage import open_store
 from dure.weights.source import open_source

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import FOLDER
 
 from dure.base.slurm_lists import expand_hosts
 
 SOURCE = Path(__file__).parents[2] / "src"
-TASK = [sys.executable, str(Path(__file__).with_name("world_task.py"))]
+TASK = [sys.executable, str(FOLDER / "world_task.py")]
 ENVIRONMENT = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
 
 

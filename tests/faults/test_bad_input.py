@@ -6,8 +6,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from commands import dure, train
-from leftovers import family, no_new_family, no_new_shared_memory, shared_memory
+from support import FOLDER
+from support.commands import dure, train
+from support.leftovers import family, no_new_family, no_new_shared_memory, shared_memory
 
 from dure.base.errors import DureError
 from dure.base.run_folder import RunFolder
@@ -33,7 +34,7 @@ ranks = 2
 @pytest.fixture
 def job(tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("{here}", str(Path(__file__).parent)))
+    path.write_text(JOB.replace("{here}", str(FOLDER)))
     return path
 
 
@@ -46,7 +47,7 @@ def nothing_left():
 
 
 def broken(name):
-    return f"{Path(__file__).parent}/broken.py:{name}"
+    return f"{FOLDER}/broken.py:{name}"
 
 
 def fails(ended, code, *words):
@@ -210,7 +211,7 @@ def test_a_batch_smaller_than_the_shards_works_and_says_so(job, tmp_path):
 def test_paths_that_are_not_utf8_are_paths_like_others(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     folder.mkdir()
-    shutil.copy(Path(__file__).parent / "broken.py", folder)
+    shutil.copy(FOLDER / "broken.py", folder)
     (folder / "job.toml").write_text(JOB.replace("{here}/", ""))
     ended = train(folder / "job.toml", folder / "run")
     assert ended.summary["ledger"]["exactly_once"] is True

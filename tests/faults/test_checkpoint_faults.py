@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from checkpoints import ALONE, SmallRun, newest
+from support.checkpoints import ALONE, SmallRun, newest
 
 from dure.base.errors import CheckpointError, UsageError
 from dure.checkpoint.find import entries, newest_state, refuse_other_recipe
@@ -153,7 +152,7 @@ def test_storage_that_becomes_read_only_and_writable_again(small_disk):
 SAVING = """
 import os, sys, time
 sys.path[:0] = {path!r}
-from checkpoints import ALONE, SmallRun, newest
+from support.checkpoints import ALONE, SmallRun, newest
 from dure.storage import open_store
 store = open_store({folder!r})
 SmallRun(store)  # what torch imports for its first optimizer, once for all children
@@ -174,7 +173,7 @@ part is large enough to be written past the page cache."""
 def kill_while_saving(folder, kills, seed):
     """Kill runs at random moments, until so many of them have saved something before."""
     dice = random.Random(seed)
-    code = SAVING.format(path=[str(Path(__file__).parents[1]), *sys.path], folder=str(folder))
+    code = SAVING.format(path=sys.path, folder=str(folder))
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -6,17 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
+from support.leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
 
 from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 
-RANKS_FOLDER = Path(__file__).parents[1] / "ranks"
 LAUNCHER = textwrap.dedent("""
     import sys
     from pathlib import Path
@@ -25,7 +23,7 @@ LAUNCHER = textwrap.dedent("""
     from dure.base.run_folder import RunFolder
     folder, ranks, options = Path(sys.argv[1]), int(sys.argv[2]), eval(sys.argv[3])
     try:
-        run_team("entries:wait", (folder, options), ranks=ranks, folder=RunFolder(folder / "run"),
+        run_team("support.entries:wait", (folder, options), ranks=ranks, folder=RunFolder(folder / "run"),
                  hang_seconds=300, preload=())
     except DureError as error:
         print(f"{type(error).__name__}: {error}")
@@ -45,7 +43,7 @@ def team(tmp_path):
     started = []
 
     def start(ranks=2, **options):
-        path = os.pathsep.join([str(RANKS_FOLDER), *sys.path])
+        path = os.pathsep.join(sys.path)
         launcher = subprocess.Popen(
             [sys.executable, "-c", LAUNCHER, str(tmp_path), str(ranks), repr(options)],
             env={**os.environ, "PYTHONPATH": path},
@@ -165,7 +163,7 @@ def test_a_stopped_rank_is_named_with_who_waits_for_it_and_all_stacks_are_kept(t
 
     with pytest.raises(RankFailed) as failure:
         run_team(
-            "entries:step_until_stopped",
+            "support.entries:step_until_stopped",
             (tmp_path, folder),
             ranks=3,
             folder=folder,
@@ -192,7 +190,7 @@ def test_a_rank_that_computes_for_ever_is_named_with_its_stack(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RankFailed, match="rank 1 has been in COMPUTE of step 3") as failure:
         run_team(
-            "entries:step_until_stopped",
+            "support.entries:step_until_stopped",
             (tmp_path, folder),
             ranks=2,
             folder=folder,
@@ -205,4 +203,4 @@ def test_a_rank_that_computes_for_ever_is_named_with_its_stack(tmp_path):
 def test_a_rank_that_never_gets_going_is_noticed(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RankFailed, match=r"ranks? 0 has been in STARTING of step 0 for .* s \(sleeping\)"):
-        run_team("entries:wait_here", (), ranks=1, folder=folder, hang_seconds=1, preload=())
+        run_team("support.entries:wait_here", (), ranks=1, folder=folder, hang_seconds=1, preload=())

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from alone import train_alone
-from commands import train
+from support import FOLDER
+from support.alone import train_alone
+from support.commands import train
 
 from dure.base.errors import UsageError
 from dure.base.files import make_own_folder, open_own, open_plain, read_at_most
@@ -37,7 +38,7 @@ ranks = 2
 @pytest.fixture
 def job(tmp_path):
     path = tmp_path / "job.toml"
-    path.write_text(JOB.replace("{here}", str(Path(__file__).parent)))
+    path.write_text(JOB.replace("{here}", str(FOLDER)))
     return path
 
 

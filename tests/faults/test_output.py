@@ -6,12 +6,12 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from alone import train_alone
-from commands import dure
-from disks import fill, needs_root, small_disk
+from support import FOLDER
+from support.alone import train_alone
+from support.commands import dure
+from support.disks import fill, needs_root, small_disk
 
 from dure.base.run_folder import RunFolder
 from dure.config import load_job, parse_settings
@@ -34,7 +34,7 @@ ranks = 2
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     path = tmp_path_factory.mktemp("job") / "job.toml"
-    path.write_text(JOB.replace("{here}", str(Path(__file__).parent)))
+    path.write_text(JOB.replace("{here}", str(FOLDER)))
     return path
 
 

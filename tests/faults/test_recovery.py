@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from alone import train_alone
-from commands import EXAMPLES, dure
+from support import FOLDER
+from support.alone import train_alone
+from support.commands import EXAMPLES, dure
 
 from dure.base.run_folder import RunFolder
 from dure.observe.events import TeamFormed, read_events
@@ -113,7 +113,7 @@ def test_a_host_that_cannot_keep_all_ranks_alive_goes_on_with_fewer_and_the_same
     job, undisturbed, tmp_path
 ):
     folder, frail = RunFolder(tmp_path / "run"), tmp_path / "frail.toml"
-    own = f'factory = "{Path(__file__).parent}/frail.py:photos"\nargs = {{ sign = "{tmp_path}/sign", '
+    own = f'factory = "{FOLDER}/frail.py:photos"\nargs = {{ sign = "{tmp_path}/sign", '
     frail.write_text(job.read_text().replace('factory = "dure.tools.demo.cats:photos"\nargs = { ', own, 1))
     ended = dure(
         *("train", frail, "--run-dir", folder.path, "--json", "--ranks", "2:4", *SHORT),

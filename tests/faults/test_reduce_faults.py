@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leftovers import no_new_shared_memory, shared_memory
+from support.leftovers import no_new_shared_memory, shared_memory
 
 from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
@@ -35,7 +35,7 @@ def kill_one_at_random(seed, tmp_path):
     thread.start()
     with pytest.raises(RankFailed) as failed:
         run_team(
-            "reduces:reduce_for_ever",
+            "support.reduces:reduce_for_ever",
             (str(tmp_path),),
             ranks=4,
             folder=RunFolder(tmp_path / "run"),

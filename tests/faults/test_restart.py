@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from leftovers import all_gone
+from support.leftovers import all_gone
 
 from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
@@ -16,7 +16,7 @@ def run(tmp_path, how, *, restarts, max_restarts, ranks=3, hang_seconds=300):
     told = []
     try:
         values = run_team(
-            "entries:fail_until",
+            "support.entries:fail_until",
             (tmp_path, folder, restarts, how),
             ranks=ranks,
             folder=folder,

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import all_gone, wait_until
+from support import FOLDER
+from support.leftovers import all_gone, wait_until
 
-SAMPLE = Path(__file__).with_name("cpu_ddp.py")
+SAMPLE = FOLDER / "cpu_ddp.py"
 HANGS_SECONDS = 300
 
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 import time
 
-import littering
 import pytest
+from support import littering
 
 from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
@@ -22,7 +22,7 @@ sweeps = pytest.mark.skipif(
 
 def run(tmp_path, who, **options):
     return run_team(
-        "littering:litter",
+        "support.littering:litter",
         (tmp_path, who, 1),
         ranks=2,
         folder=RunFolder(tmp_path / "run"),

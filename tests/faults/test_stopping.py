@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import psutil
 import pytest
-from leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
+from support import FOLDER
+from support.leftovers import all_gone, no_new_shared_memory, shared_memory, wait_until
 
 from dure.base.run_folder import RunFolder
 from dure.observe.heartbeat import read_beat
@@ -37,7 +37,7 @@ every_steps = 5
 def run(tmp_path):
     """Start the job; gives the launcher when a checkpoint is there, and looks for leftovers in the end."""
     job, folder = tmp_path / "job.toml", RunFolder(tmp_path / "run")
-    job.write_text(JOB.format(here=Path(__file__).parent, spin=tmp_path / "spin"))
+    job.write_text(JOB.format(here=FOLDER, spin=tmp_path / "spin"))
     shared = shared_memory()
     started = []
 
@@ -74,7 +74,8 @@ def step(folder):
     return beat.step if beat is not None else 0
 
 
-@pytest.mark.parametrize("how", ["stopped", "spins"])
+# A rank that is stopped and hangs is also the next test's.
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.soak), "spins"])
 def test_a_team_with_a_stuck_rank_is_ended_by_its_deadline_and_is_resumable(run, tmp_path, how):
     start, folder = run
     process = start("team.hang_seconds=600", "team.stop_seconds=6")

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from alone import train_alone
-from commands import dure
-from disks import fill, needs_root, small_disk
-from leftovers import wait_until
+from support import FOLDER
+from support.alone import train_alone
+from support.commands import dure
+from support.disks import fill, needs_root, small_disk
+from support.leftovers import wait_until
 
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.find import entries
@@ -40,7 +40,7 @@ ranks = 2
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     path = tmp_path_factory.mktemp("job") / "job.toml"
-    path.write_text(JOB.replace("{here}", str(Path(__file__).parent)))
+    path.write_text(JOB.replace("{here}", str(FOLDER)))
     return path
 
 

@@ -1,10 +1,10 @@
 """A replica that went wrong is named, and never becomes everyone's by way of a state; nor does code that was edited."""
 
 import shutil
-from pathlib import Path
 
 import pytest
-from commands import train
+from support import FOLDER
+from support.commands import train
 
 JOB = """
 [model]
@@ -27,7 +27,7 @@ memory_every = 1
 
 @pytest.fixture
 def job(tmp_path):
-    shutil.copy(Path(__file__).parent / "drifting.py", tmp_path)
+    shutil.copy(FOLDER / "drifting.py", tmp_path)
     path = tmp_path / "job.toml"
     path.write_text(JOB.replace("HERE", str(tmp_path)))
     return path
@@ -76,8 +76,8 @@ def test_code_that_is_edited_in_the_middle_of_a_run_is_noticed_when_a_rank_dies(
     assert "Undo the change" in last
 
 
-@pytest.mark.parametrize("which", ["a partial in the factory's file", "a module that it imports"])
-def test_code_that_is_edited_between_two_starts_is_noticed(job, tmp_path, which):
+def test_code_that_is_edited_between_two_starts_is_noticed(job, tmp_path):
+    """A partial in the factory's file, and a module that it imports."""
     (tmp_path / "helper.py").write_text(
         "from drifting import Net\n\ndef made(folder, width): return Net(folder, -1, -1, 60, 4)\n"
     )
@@ -86,10 +86,10 @@ def test_code_that_is_edited_between_two_starts_is_noticed(job, tmp_path, which)
     )
     options = [f"--set=model.factory={tmp_path}/mine.py:model", "--ranks=1"]
     assert train(job, tmp_path / "run", *options, "--set=train.steps=4").code == 0
-    name, before, after = (
-        ("mine.py", "width=3", "width=4") if "partial" in which else ("helper.py", "60", "61")
-    )
-    (tmp_path / name).write_text((tmp_path / name).read_text().replace(before, after))
-    ended = train(job, tmp_path / "run", *options, "--set=train.steps=8")
-    assert ended.code == 2, ended.err
-    assert f"{name} is changed" in ended.err.strip().splitlines()[-1]
+    for name, before, after in (("mine.py", "width=3", "width=4"), ("helper.py", "60", "61")):
+        original = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(original.replace(before, after))
+        ended = train(job, tmp_path / "run", *options, "--set=train.steps=8")
+        assert ended.code == 2, ended.err
+        assert f"{name} is changed" in ended.err.strip().splitlines()[-1]
+        (tmp_path / name).write_text(original)

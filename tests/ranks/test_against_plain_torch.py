@@ -1,15 +1,9 @@
 """dure computes what plain PyTorch computes, and what the documents worked out by hand."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from features import Points, Words, with_dropout_and_batchnorm
+from support.features import Points, Words, with_dropout_and_batchnorm
 
 import dure
 from dure.base.run_folder import RunFolder
@@ -30,7 +24,7 @@ def four_ranks(tmp_path_factory):
     """What each of four ranks found, by the name of the comparison."""
     place = tmp_path_factory.mktemp("plain")
     folder = RunFolder(place / "run")
-    return run_team("plain:all_three", (str(place),), ranks=4, folder=folder, hang_seconds=300)
+    return run_team("support.plain:all_three", (str(place),), ranks=4, folder=folder, hang_seconds=300)
 
 
 class Transformer(torch.nn.Module):

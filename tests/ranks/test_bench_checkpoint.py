@@ -1,7 +1,7 @@
 """Saving takes no more memory the hundredth time than the tenth; the bench measures what it says."""
 
 import pytest
-from commands import dure
+from support.commands import dure
 
 from dure.tools.bench.checkpoint import LOOKS, memory_after_saves
 

@@ -7,8 +7,8 @@ import sys
 
 import psutil
 import pytest
-from commands import dure
-from leftovers import all_gone, family, no_new_family, no_new_shared_memory, shared_memory
+from support.commands import dure
+from support.leftovers import all_gone, family, no_new_family, no_new_shared_memory, shared_memory
 
 from dure.base.errors import DureError, UsageError
 from dure.tools.bench import openmpi, reduce

@@ -1,14 +1,10 @@
 """The step bench measures what it says, and only contenders that train the same."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from dure.base.errors import DureError, UsageError
 from dure.base.run_folder import RunFolder

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT
+from support.commands import ROOT
 
 SOURCES = ["pyproject.toml", "README.md", "LICENSE", "src"]
 

@@ -1,13 +1,7 @@
 """Whatever a model does, its weights are the same bits on every number of ranks."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import features
+from support import features
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
@@ -18,7 +12,9 @@ ON_EIGHT = ("accumulation", "batch smaller than the shards", "dropout and batchn
 
 
 def train_on(ranks, names, folder):
-    return run_team("features:train_all", (names,), ranks=ranks, folder=RunFolder(folder), hang_seconds=300)
+    return run_team(
+        "support.features:train_all", (names,), ranks=ranks, folder=RunFolder(folder), hang_seconds=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +52,7 @@ def test_a_compiled_model_has_the_same_bits_on_1_and_3_ranks(tmp_path):
     """With torch's own compiler, which takes a while."""
     found = [
         run_team(
-            "features:train_all",
+            "support.features:train_all",
             (("compiled",),),
             ranks=ranks,
             folder=RunFolder(tmp_path / str(ranks)),

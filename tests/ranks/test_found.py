@@ -4,14 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "found"))
-
-import jobs
-from commands import train
+from support.commands import train
+from support.found import jobs
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
@@ -26,7 +22,7 @@ def on_ranks(ranks, names, folder):
     if ranks == 1:
         return [jobs.train_each(texts, folder)]
     return run_team(
-        "jobs:train_each",
+        "support.found.jobs:train_each",
         (texts, str(folder)),
         ranks=ranks,
         folder=RunFolder(folder / "run"),
@@ -63,18 +59,17 @@ def test_all_jobs_differ_otherwise(trained):
 def test_a_small_dev_shm_changes_no_bit_of_a_sharded_optimizers_job(trained, tmp_path):
     """As in a container, where /dev/shm is smaller than the buckets."""
     code = (
-        "import sys; sys.path[:0] = sys.argv[1:3]\n"
-        "from pathlib import Path; import test_found, json\n"
-        "print(json.dumps(test_found.on_ranks(3, json.loads(sys.argv[4]), Path(sys.argv[3]))))\n"
+        "import json, sys, test_found; from pathlib import Path\n"
+        "print(json.dumps(test_found.on_ranks(3, json.loads(sys.argv[2]), Path(sys.argv[1]))))\n"
     )
     names = ["fp32, sharded", "bf16, sharded", "experts, sharded"]
     script = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
-    here = Path(__file__).parent
     ran = subprocess.run(
         [
             *("unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", code),
-            *(str(here), str(here.parent), str(tmp_path / "small"), json.dumps(names)),
+            *(str(tmp_path / "small"), json.dumps(names)),
         ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=500,

@@ -26,7 +26,11 @@ def test_texts_of_any_length_and_content_arrive_whole_on_every_rank(tmp_path):
         (bomb, "half a character: \udc80", "fine"),
     ]
     found = run_team(
-        "entries:gather_texts", (texts,), ranks=3, folder=RunFolder(tmp_path / "run"), hang_seconds=120
+        "support.entries:gather_texts",
+        (texts,),
+        ranks=3,
+        folder=RunFolder(tmp_path / "run"),
+        hang_seconds=120,
     )
     assert found == [[list(own) for own in texts]] * 3
     assert not Path("/tmp/dure-was-here").exists()

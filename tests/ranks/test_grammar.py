@@ -5,15 +5,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import grammar
+from support import grammar
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
@@ -46,7 +42,6 @@ cases = st.fixed_dictionaries(
         "small_shm": st.booleans(),
     }
 )
-HERE = str(Path(__file__).parent)
 TOGETHER = 5
 """Cases that one set of ranks trains."""
 
@@ -65,12 +60,14 @@ def on_three_ranks(given_cases, folder, small_shm):
         RunFolder(folder / str(at)).create()
     if not small_shm:
         run = RunFolder(folder / "run")
-        return run_team("grammar:train_each", (texts, str(folder)), ranks=3, folder=run, hang_seconds=300)
+        return run_team(
+            "support.grammar:train_each", (texts, str(folder)), ranks=3, folder=run, hang_seconds=300
+        )
     code = (
-        "import sys, json; sys.path.insert(0, sys.argv[1])\n"
+        "import sys, json\n"
         "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
-        "folder, texts = sys.argv[2], json.loads(sys.stdin.read())\n"
-        "print(json.dumps(run_team('grammar:train_each', (texts, folder), ranks=3,"
+        "folder, texts = sys.argv[1], json.loads(sys.stdin.read())\n"
+        "print(json.dumps(run_team('support.grammar:train_each', (texts, folder), ranks=3,"
         " folder=RunFolder(Path(folder, 'run')), hang_seconds=300)))\n"
     )
     script = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"'
@@ -85,9 +82,9 @@ def on_three_ranks(given_cases, folder, small_shm):
             sys.executable,
             "-c",
             code,
-            str(Path(__file__).parent),
             str(folder),
         ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         input=json.dumps(texts),
         capture_output=True,
         text=True,

@@ -1,13 +1,7 @@
 """What once broke the promise of the same bits, or of an end, does not any more."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import hard_models
+from support import hard_models
 
 from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
@@ -21,7 +15,7 @@ from dure.observe.events import Evaluated, read_events
 def trained(tmp_path_factory):
     """Every case on one rank, in this process, and on 3."""
     folder = RunFolder(tmp_path_factory.mktemp("hard"))
-    on_three = run_team("hard_models:train_all", (), ranks=3, folder=folder, hang_seconds=300)
+    on_three = run_team("support.hard_models:train_all", (), ranks=3, folder=folder, hang_seconds=300)
     return {1: [hard_models.train_all()], 3: on_three}
 
 
@@ -34,21 +28,27 @@ def test_the_same_bits_on_1_and_3_ranks(trained, name):
 
 def test_ranks_without_samples_train_on_without_synchronisation(tmp_path):
     """19 samples in batches of 16: in the last step only the first three shards have any."""
-    shas = run_team("hard_models:train_apart", (19,), ranks=4, folder=RunFolder(tmp_path), hang_seconds=300)
+    shas = run_team(
+        "support.hard_models:train_apart", (19,), ranks=4, folder=RunFolder(tmp_path), hang_seconds=300
+    )
     assert len(set(shas)) == 4
 
 
 def test_a_failure_in_the_communication_thread_ends_the_step(tmp_path):
     with pytest.raises(RankFailed, match="only one element tensors"):
         run_team(
-            "hard_models:loss_with_a_bad_count", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300
+            "support.hard_models:loss_with_a_bad_count",
+            (),
+            ranks=2,
+            folder=RunFolder(tmp_path),
+            hang_seconds=300,
         )
 
 
 def test_gradients_that_are_not_finite_do_not_reach_the_weights(tmp_path):
     with pytest.raises(RankFailed, match=r"not finite in shard 0 .*at step 0, though the loss is finite"):
         run_team(
-            "hard_models:nan_in_the_gradients_alone",
+            "support.hard_models:nan_in_the_gradients_alone",
             (),
             ranks=2,
             folder=RunFolder(tmp_path),
@@ -58,12 +58,12 @@ def test_gradients_that_are_not_finite_do_not_reach_the_weights(tmp_path):
 
 JOB = """
 [model]
-factory = "hard_models:plain"
+factory = "support.hard_models:plain"
 [data]
-factory = "hard_models:Points"
+factory = "support.hard_models:Points"
 global_batch = 16
 [eval]
-factory = "hard_models:Points"
+factory = "support.hard_models:Points"
 args = { samples = 19 }
 every_epochs = 1
 [train]

@@ -1,9 +1,6 @@
 """A team that the launcher watches beats where the launcher looks."""
 
-import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team

@@ -20,7 +20,7 @@ def folder(tmp_path):
 
 def run(entry, *args, folder, ranks=2, **options):
     options = {"hang_seconds": 60, "preload": (), **options}
-    return run_team(f"entries:{entry}", args, ranks=ranks, folder=folder, **options)
+    return run_team(f"support.entries:{entry}", args, ranks=ranks, folder=folder, **options)
 
 
 def test_values_come_home_in_rank_order_and_output_is_in_each_ranks_log(folder, capfd):
@@ -106,7 +106,7 @@ def test_a_value_that_cannot_be_sent_home_is_told(folder):
 
 
 def test_a_function_that_does_not_exist_is_named(folder):
-    with pytest.raises(RankFailed, match="'entries:missing' names no function"):
+    with pytest.raises(RankFailed, match=r"'support\.entries:missing' names no function"):
         run("missing", folder=folder)
 
 

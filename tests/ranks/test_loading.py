@@ -2,11 +2,11 @@
 
 import shutil
 
-import loads
 import pytest
-from alone import train_alone
-from commands import EXAMPLES, dure, train
-from leftovers import no_new_shared_memory, shared_memory
+from support import loads
+from support.alone import train_alone
+from support.commands import EXAMPLES, dure, train
+from support.leftovers import no_new_shared_memory, shared_memory
 
 from dure.base.errors import RankFailed, UsageError
 from dure.base.run_folder import RunFolder
@@ -29,7 +29,7 @@ def weights(tmp_path_factory):
 
 
 def run(entry, args, ranks, folder):
-    return run_team(f"loads:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=300)
+    return run_team(f"support.loads:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=300)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_rank_killed_while_it_reads_is_named_by_the_others_within_seconds(weig
     (tmp_path / "w.safetensors").symlink_to(weights / "w.safetensors")
     with pytest.raises(RankFailed) as failed:
         run_team(
-            "loads:killed_while_loading",
+            "support.loads:killed_while_loading",
             (str(tmp_path), 1),
             ranks=3,
             folder=RunFolder(tmp_path / "run"),

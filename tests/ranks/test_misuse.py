@@ -1,14 +1,9 @@
 """What a script does wrong is one line with the way out, before it can give other bits on other numbers of ranks."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import misuse
+from support import misuse
 
 from dure.base.errors import RankFailed
 from dure.base.run_folder import RunFolder
@@ -21,7 +16,7 @@ CASES = {**misuse.ON_ANY, **misuse.ON_TWO}
 def told(tmp_path_factory):
     names = [case.__name__ for case in CASES]
     folder = RunFolder(tmp_path_factory.mktemp("misuse"))
-    return run_team("misuse:refusals", (names,), ranks=2, folder=folder, hang_seconds=300)
+    return run_team("support.misuse:refusals", (names,), ranks=2, folder=folder, hang_seconds=300)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -40,7 +35,9 @@ def test_is_refused_on_one_rank_too(case):
 
 def test_an_unreduced_loss_of_two_samples_is_not_taken_for_a_sum_and_a_count(tmp_path):
     one = misuse.two_sample_shards()
-    shas = run_team("misuse:two_sample_shards", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300)
+    shas = run_team(
+        "support.misuse:two_sample_shards", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300
+    )
     assert shas == [one] * 2
 
 
@@ -58,7 +55,9 @@ def test_an_unreduced_loss_of_two_samples_is_not_taken_for_a_sum_and_a_count(tmp
 def test_ranks_in_different_calls_are_told_so_long_before_their_deadline(how, words, tmp_path):
     began = time.monotonic()
     with pytest.raises(RankFailed) as failed:
-        run_team("misuse:different_calls", (how,), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300)
+        run_team(
+            "support.misuse:different_calls", (how,), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300
+        )
     told = f"{failed.value} {failed.value.details}"
     assert all(word in told for word in words), told
     assert time.monotonic() - began < 100  # the ranks' own deadline is 150 s

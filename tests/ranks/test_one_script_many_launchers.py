@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import EXAMPLES, dure
+from support.commands import EXAMPLES, dure
 
 from dure.tools.bench.ports import free_ports
 

@@ -5,11 +5,11 @@ import resource
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+
+from support import FOLDER
 
 from dure.base.open_files import _SPARE, needed
 
-HERE = Path(__file__).parent
 JOB = """
 name = "counting"
 storage = "."
@@ -39,7 +39,7 @@ SOFT = 32
 
 
 def test_a_run_raises_the_limit_that_is_too_low_and_opens_no_more_than_was_computed(tmp_path):
-    shutil.copy(HERE / "counting.py", tmp_path)
+    shutil.copy(FOLDER / "counting.py", tmp_path)
     (tmp_path / "counts").mkdir()
     (tmp_path / "job.toml").write_text(JOB)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import reduces
-from leftovers import no_new_shared_memory, shared_memory
+from support import reduces
+from support.leftovers import no_new_shared_memory, shared_memory
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
@@ -14,7 +14,9 @@ from dure.launch import run_team
 
 def on_ranks(entry, args, ranks, tmp_path):
     folder = RunFolder(tmp_path / f"run-{ranks}")
-    return run_team(f"reduces:{entry}", args, ranks=ranks, folder=folder, hang_seconds=300, grace_seconds=0.5)
+    return run_team(
+        f"support.reduces:{entry}", args, ranks=ranks, folder=folder, hang_seconds=300, grace_seconds=0.5
+    )
 
 
 def test_random_reduces_on_1_and_8_ranks_are_the_plain_tree_sums_bits(tmp_path):
@@ -59,15 +61,17 @@ def test_reduces_and_buckets_made_anew_leave_memory_descriptors_and_dev_shm_as_t
 def test_a_small_or_read_only_dev_shm_is_told_once_and_changes_no_bit(options, tmp_path):
     """In a mount namespace of its own, as in a container."""
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
-        "wrong = run_team('reduces:trials', (12, 5), ranks=3, folder=RunFolder(Path(sys.argv[2])), hang_seconds=300)\n"
+        "import sys; from pathlib import Path\n"
+        "from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
+        "wrong = run_team('support.reduces:trials', (12, 5), ranks=3, folder=RunFolder(Path(sys.argv[1])),"
+        " hang_seconds=300)\n"
         "assert wrong == [[]] * 3, wrong\n"
     )
     script = f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", code]
     ran = subprocess.run(
-        [*command, os.path.dirname(reduces.__file__), str(tmp_path / "run")],
+        [*command, str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,

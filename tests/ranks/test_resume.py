@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import EXAMPLES, dure, train
-from leftovers import wait_until
+from support import FOLDER
+from support.commands import EXAMPLES, dure, train
+from support.leftovers import wait_until
 
 from dure.base.run_folder import RunFolder
 from dure.device.fingerprint import weights_sha256
@@ -43,7 +44,7 @@ prove_every = 1
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     path = tmp_path_factory.mktemp("job") / "job.toml"
-    path.write_text(JOB.format(examples=EXAMPLES, here=Path(__file__).parent), encoding="utf-8")
+    path.write_text(JOB.format(examples=EXAMPLES, here=FOLDER), encoding="utf-8")
     return path
 
 

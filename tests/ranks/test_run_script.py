@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import FOLDER
 
 from dure.tools.bench.ports import free_ports
 
-HERE = Path(__file__).parent
+SOURCE = str(Path(__file__).parents[2] / "src")
 RANKS = 2
 # What no two runs share: ports, run ids, file paths of the launcher's own.
 OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
@@ -22,11 +23,10 @@ def free_port():
     return str(free_ports(1)[0])
 
 
-def launch(command, folder, end, *, target, cwd=HERE):
+def launch(command, folder, end, *, target, cwd=FOLDER):
     folder.mkdir(parents=True)
     env = {name: value for name, value in os.environ.items() if name not in UNSET}
-    source = str(HERE.parents[1] / "src")
-    env["PYTHONPATH"] = source
+    env["PYTHONPATH"] = SOURCE
     if command == "torchrun":
         own = [
             "--nproc-per-node",
@@ -101,16 +101,16 @@ def test_a_script_sees_what_it_sees_under_torchrun_and_its_exception_ends_the_co
 
 
 def test_a_module_runs_as_main_and_success_is_0_and_what_it_left_open_is_flushed(torchrun, tmp_path):
-    done, ours = launch("dure", tmp_path / "d", "leave", target=["-m", "ranks.probe"], cwd=HERE.parent)
+    done, ours = launch("dure", tmp_path / "d", "leave", target=["-m", "support.probe"], cwd=FOLDER.parent)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stderr.splitlines()) == ["err 0", "err 1"]
     assert [(tmp_path / "d" / f"{rank}.txt").read_text() for rank in range(RANKS)] == ["flushed at exit"] * 2
     assert "typed" in [seen["stdin"] for seen in ours]
     for seen, reference in zip(ours, torchrun[1], strict=True):
-        assert seen["argv"] == [str(HERE / "probe.py"), str(tmp_path / "d"), "leave"]
-        assert (seen["name"], seen["package"], seen["spec"]) == ("__main__", "ranks", "ranks.probe")
-        assert seen["path"] == [str(HERE.parent), *reference["path"][1:]]
-        assert seen["cwd"] == str(HERE.parent)
+        assert seen["argv"] == [str(FOLDER / "probe.py"), str(tmp_path / "d"), "leave"]
+        assert (seen["name"], seen["package"], seen["spec"]) == ("__main__", "support", "support.probe")
+        assert seen["path"] == [str(FOLDER.parent), *reference["path"][1:]]
+        assert seen["cwd"] == str(FOLDER.parent)
         assert seen["is_main"]
         assert set(seen["env"]) == set(reference["env"])
 
@@ -125,7 +125,7 @@ def test_the_exit_code_of_the_command_is_torchruns(end, tmp_path):
     ]
     if end == "3":  # that a warm rank ends with 0 is shown above
         commands.append(["dure", "run", "--ranks=2", f"--run-dir={tmp_path / 'warm'}", str(script)])
-    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(tmp_path)}
     started = [
         subprocess.Popen([sys.executable, "-m", *argv], env=env, stdout=-1, stderr=-1, text=True)
         for argv in commands

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import dure
-from leftovers import wait_until
+from support.commands import dure
+from support.leftovers import wait_until
 
 STATES = """
 import sys

@@ -7,22 +7,20 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import sharding
-from alone import train_alone
-from commands import EXAMPLES, train
+from support import sharding
+from support.alone import train_alone
+from support.commands import EXAMPLES, train
 
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 
 
 def team_of(ranks, entry, args, folder):
-    return run_team(f"sharding:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=300)
+    return run_team(
+        f"support.sharding:{entry}", args, ranks=ranks, folder=RunFolder(folder), hang_seconds=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +114,14 @@ def test_a_rank_that_is_killed_in_the_update_is_named_by_the_others_within_secon
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    here = [str(Path(__file__).parent), *sys.path]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", f"import sharding; sharding.die_in_update({rank}, 4, {port}, victim=2)"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(here), "OMP_NUM_THREADS": "1"},
+            [
+                sys.executable,
+                "-c",
+                f"from support import sharding; sharding.die_in_update({rank}, 4, {port}, victim=2)",
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
         )

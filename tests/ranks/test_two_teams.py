@@ -3,15 +3,15 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from commands import dure
+from support import FOLDER
+from support.commands import dure
 from test_one_script_many_launchers import by_hand, run
 
 from dure.tools.bench.ports import free_ports
 
-SCRIPT = Path(__file__).parent / "two_teams.py"
+SCRIPT = FOLDER / "two_teams.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 

@@ -1,7 +1,7 @@
 """`sync = false` really trains different models, and the run says how far apart they are."""
 
-from alone import train_alone
-from commands import EXAMPLES, train
+from support.alone import train_alone
+from support.commands import EXAMPLES, train
 
 from dure.observe.summary import Ledger, Summary, in_words
 

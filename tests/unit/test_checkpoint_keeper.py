@@ -1,7 +1,7 @@
 """All ranks decide alike when to save: from the step, and from step flags that all of them know."""
 
 import pytest
-from checkpoints import ALONE
+from support.checkpoints import ALONE
 
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.keeper import BUSY, DUE, STOP, Keeper

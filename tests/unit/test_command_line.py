@@ -4,7 +4,7 @@ import resource
 import subprocess
 import sys
 
-from commands import EXAMPLES, dure
+from support.commands import EXAMPLES, dure
 
 
 def cpu_seconds_of_children():

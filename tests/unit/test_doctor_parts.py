@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import EXAMPLES, dure
+from support.commands import EXAMPLES, dure
 
 from dure.base.errors import PreflightFailed
 from dure.base.open_files import needed

@@ -9,7 +9,7 @@ import os
 import random
 import time
 
-from disks import disk_that_hangs, fill, needs_root, small_disk
+from support.disks import disk_that_hangs, fill, needs_root, small_disk
 
 from dure.base.run_folder import RunFolder
 from dure.observe import events

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from pretrained import bert_folder, loaded
+from support.pretrained import bert_folder, loaded
 from torch import nn
 from torch.nn import functional as F
 

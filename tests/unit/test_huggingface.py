@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrained import bert_folder, loaded
+from support.pretrained import bert_folder, loaded
 
 from dure.base.errors import JobError, WeightsError
 from dure.storage import open_store

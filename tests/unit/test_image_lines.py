@@ -4,9 +4,9 @@ import shlex
 import subprocess
 
 import pytest
-from commands import dure
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.commands import dure
 
 from dure.base.errors import JobError, UsageError
 from dure.image.mounts import Mounted, in_order, parse_mount, written

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ALONE
+from support.checkpoints import ALONE
 
 from dure.base.errors import CheckpointError, UsageError
 from dure.base.run_folder import RunFolder

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from random_messages import FACTS, a_line
+from support.random_messages import FACTS, a_line
 
 from dure.launch.nodes.membership import Membership, Terms
 from dure.launch.nodes.messages import (

@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from commands import dure
+from support.commands import dure
 
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder

@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from commands import EXAMPLES, dure
+from support.commands import EXAMPLES, dure
 
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder

@@ -13,7 +13,7 @@ factory = "models.py:plain"
 factory = "samples.py:data"
 global_batch = 37
 [train]
-epochs = 2
+epochs = 1
 lr = 1e-2
 [team]
 shards = 8
@@ -25,9 +25,10 @@ MICRO = {
     "model.factory": "models.py:Extra",
     "data.args": "{n = 592, small = [578, 586]}",
     "data.shuffle": "false",
-    "train.epochs": "1",
     "train.accumulate": "2",
 }
+FROZEN = {"model.factory": "models.py:frozen_backbone", "train.epochs": "2"}
+"""Two epochs: what an evaluation changes shows in the steps after it."""
 JOBS = {
     "bf16": {"model.args": '{dtype = "bfloat16"}'},
     "bf16, sharded": {"model.args": '{dtype = "bfloat16"}', **SHARDED},
@@ -42,9 +43,9 @@ JOBS = {
     "first used later, momentum, sharded": {"model.factory": "models.py:Branch", **MOMENTUM, **SHARDED},
     "experts": {"model.factory": "models.py:Experts", "train.accumulate": "3"},
     "experts, sharded": {"model.factory": "models.py:Experts", "train.accumulate": "3", **SHARDED},
-    "a backbone in eval mode": {"model.factory": "models.py:frozen_backbone"},
+    "a backbone in eval mode": FROZEN,
     "a backbone in eval mode, judged each epoch": {
-        "model.factory": "models.py:frozen_backbone",
+        **FROZEN,
         "eval.factory": "samples.py:data",
         "eval.args": "{n = 100}",
         "eval.metrics": '["accuracy"]',

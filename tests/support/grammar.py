@@ -189,9 +189,9 @@ def data(samples):
 
 JOB = """
 [model]
-factory = "grammar:model"
+factory = "support.grammar:model"
 [data]
-factory = "grammar:data"
+factory = "support.grammar:data"
 global_batch = 24
 [train]
 steps = 14

@@ -7,13 +7,13 @@ import signal
 
 import torch
 import torch.nn.functional as F
-from features import Branches, Points
 from torch import nn
 
 import dure
 from dure.comm import param_sync as handover
 from dure.comm import sharded_optimizer as sharded
 from dure.device.fingerprint import weights_sha256
+from support.features import Branches, Points
 
 STEPS = 21
 O = torch.optim  # noqa: E741

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from entries import note, rank
+from support.entries import note, rank
 
 SHM = Path("/dev/shm")
 

@@ -1,6 +1,5 @@
 """What a plain PyTorch user writes, to be compared with."""
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import dure
-
-sys.path.insert(0, str(Path(__file__).parent))
-from features import Points, plain
+from support.features import Points, plain
 
 
 def all_three(folder):

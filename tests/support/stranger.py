@@ -16,11 +16,10 @@ import sys
 import time
 from pathlib import Path
 
-from random_messages import a_line, garbage
-
 from dure.base.team_key import TeamKey, read_key_file
 from dure.comm.handshake import Handshake, NotAuthenticated, prove
 from dure.launch.nodes.leader import agents_key, agents_purpose
+from support.random_messages import a_line, garbage
 
 LISTENS = "0A"
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import psutil
-from leftovers import wait_until
 
 from dure.observe.events import Stepped, read_events
+from support.leftovers import wait_until
 
 HERE = Path(__file__).parent
 JOB = """

@@ -111,10 +111,10 @@ def _many(team, count):
     """Many reduces of three buckets; returns memory and descriptors at several moments."""
     exchanger = team.exchanger()
     shape = Pieces.of_step(team.topology.size, 8, 8)
-    buffers = [torch.ones(10_000), torch.ones(33), torch.ones(100_000)]
+    gradients = [torch.ones(10_000), torch.ones(33), torch.ones(100_000)]
     seen = []
     for turn in range(count):
-        buffers = exchanger.buffers(turn % 3, buffers[turn % 3])
+        buffers = exchanger.buffers(turn % 3, gradients[turn % 3])
         exchanger.exchange(buffers, shape, 0.5, 0)
         exchanger.conclude()
         exchanger.total(torch.zeros(2, 8, dtype=torch.float64))

@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import psutil  # type: ignore[import-untyped]
-from processes import end_daemons, find, kill_with_children
 
 from dure.tools.bench.ports import free_ports
+from support.processes import end_daemons, find, kill_with_children
 
 Found = TypeVar("Found")
 
