@@ -4,9 +4,8 @@ import torch
 
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import newest_state
-from dure.checkpoint.retain import Retention
-from dure.checkpoint.save import Saver
 from dure.checkpoint.state import Share
+from dure.checkpoint.storage_tier import Retention, Saver
 from dure.comm.group import Group
 
 ALONE = Group(None, 0, 1)

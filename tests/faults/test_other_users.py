@@ -14,7 +14,7 @@ from commands import train
 from dure.base.errors import UsageError
 from dure.base.files import make_own_folder, open_own, open_plain, read_at_most
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.where import open_to_write
+from dure.checkpoint.find import open_to_write
 from dure.config import load_job
 
 NOBODY = 65534

@@ -4,7 +4,7 @@ import pytest
 from checkpoints import ALONE
 
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.keeper import BUSY, DUE, STOP, Keeper
+from dure.checkpoint.storage_tier import BUSY, DUE, STOP, Keeper
 from dure.config import Checkpoint
 from dure.engine import run_job
 from dure.observe import events

@@ -12,21 +12,24 @@ from typing import Any, NamedTuple
 import torch
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.plain import to_plain
 from dure.checkpoint.state import (
     COUNTER,
     FORMAT,
     MODEL,
     OPTIMIZER,
+    LiveHash,
     Part,
     Piece,
     Schedule,
     Share,
     Sharing,
     State,
+    Table,
+    TensorSpan,
+    cut,
+    dtype_named,
+    to_plain,
 )
-from dure.checkpoint.table import Table, TensorSpan, cut, dtype_named
-from dure.checkpoint.witness import LiveHash
 from dure.comm.group import Group
 from dure.comm.param_sync import flat
 

@@ -20,10 +20,9 @@ from typing import Literal
 
 from dure.base.errors import CheckpointError, DureError
 from dure.base.files import make_folders, make_own_folder
-from dure.checkpoint.background import Background
-from dure.checkpoint.retain import Retention
-from dure.checkpoint.save import WRITE_SECONDS, Saver, SaveResult
+from dure.checkpoint.snapshot import Background
 from dure.checkpoint.state import State
+from dure.checkpoint.storage_tier import WRITE_SECONDS, Retention, Saver, SaveResult
 from dure.comm.group import Group
 from dure.storage import open_store
 

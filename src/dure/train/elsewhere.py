@@ -10,10 +10,10 @@ import torch
 from dure.base.errors import CheckpointError, Resumable
 from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
+from dure.checkpoint.find import location, rescue_folder, rescue_key
 from dure.checkpoint.rescue import Rescued, RescueTarget, Savers, rescue, temporary_places
-from dure.checkpoint.save import WRITE_SECONDS
 from dure.checkpoint.state import Share, State
-from dure.checkpoint.where import location, rescue_folder, rescue_key
+from dure.checkpoint.storage_tier import WRITE_SECONDS
 from dure.comm.group import node_group
 from dure.config import LoadedJob
 from dure.team import Team

@@ -19,17 +19,13 @@ from dure import __version__
 from dure.base.errors import CheckpointError, DureError, NotFinite, Resumable
 from dure.base.run_folder import RunFolder
 from dure.base.say import printable
-from dure.checkpoint.background import Background
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.find import refuse_other_recipe
-from dure.checkpoint.keeper import DIFFERS, STOP, Keeper
-from dure.checkpoint.memory import MemoryTier, memory_tier
-from dure.checkpoint.pages import make_present
+from dure.checkpoint.find import location, open_to_write, refuse_other_recipe, rescued_states
+from dure.checkpoint.memory_tier import MemoryTier, memory_tier
 from dure.checkpoint.restore import restore
-from dure.checkpoint.save import WRITE_SECONDS, Problem
-from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState
-from dure.checkpoint.where import location, open_to_write, rescued_states
-from dure.checkpoint.witness import is_not_finite
+from dure.checkpoint.snapshot import Background, make_present
+from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState, is_not_finite
+from dure.checkpoint.storage_tier import DIFFERS, STOP, WRITE_SECONDS, Keeper, Problem
 from dure.comm.group import node_group
 from dure.comm.raise_on_all import together
 from dure.config import LoadedJob

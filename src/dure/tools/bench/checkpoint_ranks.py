@@ -19,11 +19,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 import dure
 from dure.base.errors import DureError
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.memory import MemoryTier, memory_tier
-from dure.checkpoint.pages import make_present
-from dure.checkpoint.retain import Retention
-from dure.checkpoint.save import WRITE_SECONDS, Saver, SaveResult
+from dure.checkpoint.memory_tier import MemoryTier, memory_tier
+from dure.checkpoint.snapshot import make_present
 from dure.checkpoint.state import Share, State
+from dure.checkpoint.storage_tier import WRITE_SECONDS, Retention, Saver, SaveResult
 from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
 from dure.storage import open_store

@@ -7,6 +7,7 @@ agrees on the newest state that a node has whole and sound, brings it to those t
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,14 +18,89 @@ from typing import Any
 import torch
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.background import Background
-from dure.checkpoint.cadence import Cadence, Costs
-from dure.checkpoint.slot import Slot
-from dure.checkpoint.spread import spread
-from dure.checkpoint.state import Share, State, WholeState
-from dure.checkpoint.witness import LiveHash
+from dure.checkpoint.memory_slot import Slot
+from dure.checkpoint.snapshot import Background
+from dure.checkpoint.state import LiveHash, Piece, Share, State, Table, WholeState
 from dure.comm.group import Group
 from dure.comm.topology import KEEP_VARIABLE
+
+SHARE_OF_TIME = 0.01
+"""Of a step's time, that keeping states may take."""
+MOST_STEPS = 1_000
+"""That a crash may cost, however dear it is to keep a state."""
+_FIRST_TOUCHES = 2
+"""The first state in each slot also pays for fresh memory, once; that says nothing of the next ones."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What all ranks agree on: the slowest one's cost of keeping a state, and the fastest one's step."""
+
+    state_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When the next state is kept: the same on every rank, as all know the same costs."""
+
+    every: int | None
+    """Steps between two; None: as many as stay under `SHARE_OF_TIME`."""
+    due: int
+    """The state before this step is to be kept."""
+    steps: int = 1
+    """Between this state and the one before."""
+    kept: int = 0
+
+    @classmethod
+    def begin(cls, every: int | None, step: int) -> Cadence:
+        """For a run that goes on with `step`."""
+        return cls(every, step + (every or 1), every or 1)
+
+    @property
+    def asks(self) -> bool:
+        """Whether ranks are to agree on the costs of the state that is due; not always, it takes an exchange."""
+        return self.every is None and self.kept >= _FIRST_TOUCHES and (self.kept < 8 or self.kept % 16 == 0)
+
+    def after(self, step: int, costs: Costs | None) -> Cadence:
+        """What follows when a state was kept before `step`, at these costs, if ranks agreed on them."""
+        steps = self.every or self.steps
+        if self.every is None and costs is not None:
+            fitting = costs.state_seconds / (SHARE_OF_TIME * max(costs.step_seconds, 1e-6))
+            steps = max(1, math.ceil(min(fitting, MOST_STEPS)))
+        return Cadence(self.every, step + steps, steps, self.kept + 1)
+
+
+_CHUNK_BYTES = 16 << 20
+
+
+def spread(found: WholeState | None, giver: int, group: Group, *, wanted: bool) -> State | None:
+    """What the rank `giver` has `found`, all of it, on every rank where it is `wanted`. A collective call."""
+    what = "bringing a state to a node that has none"
+    told = (
+        json.dumps([found.facts, found.table.to_plain()]) if found is not None and group.rank == giver else ""
+    )
+    facts, spans = json.loads(group.gather(told, what)[giver])
+    table = Table.from_plain(spans)
+    gives = found is not None and group.rank == giver
+    kept = torch.empty(table.nbytes, dtype=torch.uint8) if wanted else None
+    passing = torch.empty(0 if gives or wanted else min(_CHUNK_BYTES, table.nbytes), dtype=torch.uint8)
+    for start in range(0, table.nbytes, _CHUNK_BYTES):
+        end = min(start + _CHUNK_BYTES, table.nbytes)
+        if gives:
+            assert found is not None
+            chunk = found.memory[start:end]
+        else:
+            chunk = passing[: end - start] if kept is None else kept[start:end]
+        group.from_rank(giver, chunk, what)
+    return None if kept is None else _all_of(facts, table, kept)
+
+
+def _all_of(facts: dict[str, Any], table: Table, memory: torch.Tensor) -> State:
+    whole = WholeState(facts, table, memory)
+    pieces = tuple(Piece(span, 0, span.numel, whole.elements(span.name)) for span in table.spans)
+    return State(facts, table, pieces, pieces)
+
 
 _SHARE_OF_FREE_MEMORY = 0.5
 _SIGN_SECONDS = 60.0

@@ -29,9 +29,7 @@ import torch
 import xxhash
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.state import State, WholeState
-from dure.checkpoint.table import LINE_BYTES, Table
-from dure.checkpoint.witness import disagreeing
+from dure.checkpoint.state import LINE_BYTES, State, Table, WholeState, disagreeing
 
 _MOST_PARTS = 1024
 _RECORD_BYTES = 64
