@@ -51,10 +51,10 @@ def _line(row: dict[str, Any]) -> str:
     verdict = "verified" if row["verified"] else row["trouble"] or "not verified"
     if row["step"] is None:
         return f"{row['name']}  {verdict}"
-    judged = "".join(f"  {printable(name, 80)} {value:.4g}" for name, value in row["metrics"].items())
+    metrics = "".join(f"  {printable(name, 80)} {value:.4g}" for name, value in row["metrics"].items())
     size = f"{row['bytes'] / 1e6:,.1f} MB in {row['files']} file(s)"
     saved_at = printable(row["saved_at"] or "", 40)
-    return f"{row['name']}  step {row['step']}  {saved_at}  {size}{judged}  {verdict}"
+    return f"{row['name']}  step {row['step']}  {saved_at}  {size}{metrics}  {verdict}"
 
 
 def export_weights(run: RunFolder, out: Path, step: int | None = None) -> dict[str, Any]:

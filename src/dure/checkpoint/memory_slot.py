@@ -108,10 +108,10 @@ class Slot:
             len(state.alike) == len(state.pieces),
         )
 
-        def sign(witnessed: str, events: str) -> None:
+        def sign(neighbour: str, events: str) -> None:
             shared = _fingerprint(tensors, alike)
             whole = shared if all_alike else _fingerprint(tensors, runs)
-            seen = {"fingerprint": whole, "shared": shared, "witnessed": witnessed}
+            seen = {"fingerprint": whole, "shared": shared, "witnessed": neighbour}
             told = json.dumps({**_fitting(runs, events), **seen}).encode()
             at = _journal_at(part)
             memory[at : at + len(told)] = told
@@ -154,14 +154,14 @@ class Slot:
         return _fingerprint(tensors, journal["runs"]) == str(journal["fingerprint"])
 
     def shared(self) -> tuple[str, ...]:
-        """The fingerprints of all parts, by part, as far as other ranks hold the same; none when a witness saw other
-        bits, or when they are not all there yet."""
+        """The fingerprints of all parts, by part, as far as other ranks hold the same; none when the rank before has
+        other bits of one, or when they are not all there yet."""
         records = self.records()
         journals = [self._journal(record) for record in records or []]
         told = [journal for journal in journals if journal is not None]
         shared = [str(journal.get("shared", "")) for journal in told]
-        witnessed = [str(journal.get("witnessed", "")) for journal in told]
-        if len(told) < len(journals) or (len(told) > 1 and disagreeing(shared, witnessed)):
+        neighbours = [str(journal.get("witnessed", "")) for journal in told]
+        if len(told) < len(journals) or (len(told) > 1 and disagreeing(shared, neighbours)):
             return ()
         return tuple(shared)
 

@@ -133,9 +133,9 @@ class MemoryTier:
         self._kept_at: tuple[int, float] | None = None
         # A fingerprint takes half as long as the copy; the step need not wait for it.
         self._signing = Background("sign for a state")
-        self._witness: LiveHash | None = None
+        self._neighbour: LiveHash | None = None
         self._unchecked: Slot | None = None
-        """The last state, until its parts were compared with what their witnesses saw."""
+        """The last state, until its parts were compared with the hashes that their neighbours took."""
         self._has_room = False
 
     def newest(self) -> Found | None:
@@ -196,12 +196,12 @@ class MemoryTier:
         signing_seconds = self._signing.cpu_seconds  # the last one's
         slot = self._slots[self._next_slot]
         sign = slot.fill(state, self.share.part, self.share.parts)
-        witness = state.witness
-        self._witness, self._unchecked = witness, slot
+        neighbour = state.neighbour
+        self._neighbour, self._unchecked = neighbour, slot
         self._next_slot = 1 - self._next_slot
         copying_seconds = time.perf_counter() - began
         self._signing.begin(
-            lambda: sign("" if witness is None else witness.take(), events()), copying_seconds
+            lambda: sign("" if neighbour is None else neighbour.take(), events()), copying_seconds
         )
         # Where ranks outnumber the cores, the steps after wait for the signing of all of them.
         crowd = max(1.0, self.share.parts / len(os.sched_getaffinity(0)))
@@ -211,13 +211,13 @@ class MemoryTier:
         self._kept_at = (step, time.perf_counter())
 
     def before_update(self) -> None:
-        """Wait until what this rank witnesses has been hashed: the replica is about to change."""
-        if self._witness is not None:
-            self._witness.wait()
-            self._witness = None
+        """Wait until the neighbour's share is hashed: the replica is about to change."""
+        if self._neighbour is not None:
+            self._neighbour.wait()
+            self._neighbour = None
 
     def differs(self) -> bool:
-        """Whether a part of the last state is not what its witness saw; looked at once all have signed."""
+        """Whether a part of the last state is not what the rank before has; compared once all have signed."""
         slot = self._unchecked
         if slot is None or self._signing.busy or slot.records() is None:
             return False

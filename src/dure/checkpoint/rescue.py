@@ -22,7 +22,7 @@ from dure.base.errors import CheckpointError, DureError
 from dure.base.files import make_folders, make_own_folder
 from dure.checkpoint.snapshot import Background
 from dure.checkpoint.state import State
-from dure.checkpoint.storage_tier import WRITE_SECONDS, Retention, Saver, SaveResult
+from dure.checkpoint.storage_tier import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
 from dure.comm.group import Group
 from dure.storage import open_store
 
@@ -49,7 +49,7 @@ class Rescued:
 
 
 @dataclass(frozen=True)
-class Savers:
+class RescueRanks:
     """Who saves: all ranks, and those of this node."""
 
     everyone: Group
@@ -69,14 +69,14 @@ def rescue(
     take: Callable[[], State],
     targets: Sequence[RescueTarget],
     key: str,
-    team: Savers,
+    team: RescueRanks,
     finite: Callable[[str], bool],
     alive: Callable[[], None],
 ) -> Rescued:
     """Save the state in the first place that has room; CheckpointError with what each of them says. A collective call.
 
     `take` captures this rank's share of the state, cut among the ranks of its node. `key` tells runs apart in places
-    that are not the run's own. `finite`: see `Saver`. `alive` is called while it waits.
+    that are not the run's own. `finite`: see `CheckpointWriter`. `alive` is called while it waits.
     """
     found: list[Rescued] = []
     work = Background("rescue")
@@ -93,7 +93,7 @@ def _first_place(
     take: Callable[[], State],
     targets: Sequence[RescueTarget],
     key: str,
-    team: Savers,
+    team: RescueRanks,
     finite: Callable[[str], bool],
 ) -> Rescued:
     troubles: list[str] = []
@@ -130,9 +130,11 @@ def _tried(
     if not trouble:
         location = folder if target.kind == "storage" else f"{folder.rstrip('/')}/{key}"
         try:
-            saver = Saver(open_store(location), ranks, Retention(1), lambda: None, outcomes.append, finite)
-            saver.begin(take())
-            trouble = "" if saver.wait() else f"{location}: the write did not end"
+            writer = CheckpointWriter(
+                open_store(location), ranks, Retention(1), lambda: None, outcomes.append, finite
+            )
+            writer.begin(take())
+            trouble = "" if writer.wait() else f"{location}: the write did not end"
         except DureError as error:
             trouble = str(error)
         trouble = trouble or outcomes[0].trouble or ""

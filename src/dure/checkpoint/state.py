@@ -134,10 +134,11 @@ def cut(spans: Iterable[TensorSpan], part: int, parts: int) -> Iterator[tuple[Te
 HASH_SECONDS = 600.0
 
 
-def disagreeing(shared: Sequence[str], witnessed: Sequence[str]) -> list[int]:
-    """The parts whose witness saw other bits; both sequences are by part."""
+def disagreeing(shared: Sequence[str], neighbours: Sequence[str]) -> list[int]:
+    """The parts that the rank before has other bits of. `shared` are the hashes of each rank's own share, `neighbours`
+    of the next rank's share in its replica; both by rank."""
     parts = len(shared)
-    return [part for part in range(parts) if shared[part] != witnessed[(part - 1) % parts]]
+    return [part for part in range(parts) if shared[part] != neighbours[(part - 1) % parts]]
 
 
 def fingerprint_of(runs: Iterable[tuple[int, memoryview | bytes]]) -> str:
@@ -253,8 +254,8 @@ class State:
     pieces: tuple[Piece, ...]
     alike: tuple[Piece, ...]
     """Those of the pieces that every rank holds too; not a sharded optimizer's."""
-    witness: LiveHash | None = None
-    """The fingerprint of the next share as this replica has it, to be taken before the next update."""
+    neighbour: LiveHash | None = None
+    """The hash of the next rank's share in this replica, to be taken before the next update."""
 
     def copy_into(self, whole: torch.Tensor) -> None:
         """Copy this rank's share to its place in a memory (uint8) of `table.nbytes` bytes."""

@@ -69,10 +69,10 @@ def removable(saved: Sequence[Saved], keep: Retention) -> list[str]:
     stay = {each.name for each in by_step[-max(keep.last, 1) :]}
     stay |= {each.name for each in by_step if keep.every and each.step % keep.every == 0}
     if keep.best is not None:
-        judged = [each for each in by_step if not math.isnan(each.metrics.get(keep.best, math.nan))]
-        if judged:
+        evaluated = [each for each in by_step if not math.isnan(each.metrics.get(keep.best, math.nan))]
+        if evaluated:
             sign = 1 if keep.best == "loss" else -1
-            stay.add(min(judged, key=lambda each: (sign * each.metrics[keep.best or ""], -each.step)).name)
+            stay.add(min(evaluated, key=lambda each: (sign * each.metrics[keep.best or ""], -each.step)).name)
     return [each.name for each in by_step if each.name not in stay]
 
 
@@ -109,7 +109,7 @@ class SaveResult:
     """What is wrong with the state itself, if that is why."""
 
 
-class Saver:
+class CheckpointWriter:
     """Saves one checkpoint at a time. `group` is for the writing thread alone: one thread uses one group."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Saver:
 
     def begin(self, state: State) -> float:
         """Copy this rank's share and start to write it; returns the seconds that the copy took. The replica must not be
-        updated before the state's witness is taken.
+        updated before the neighbour's share is hashed.
 
         All ranks begin together, and none may be busy.
         """
@@ -152,11 +152,11 @@ class Saver:
         self._snapshot.take(state)
         copied = time.perf_counter() - began
         # What the thread holds must not keep the live tensors: they are the next step's.
-        facts, table, witness = state.facts, state.table, state.witness
+        facts, table, neighbour = state.facts, state.table, state.neighbour
 
         def save() -> None:
-            witnessed = "" if witness is None else witness.take()
-            self._done(self._save(facts, Manifest(facts, table, ()), witnessed))
+            neighbours_hash = "" if neighbour is None else neighbour.take()
+            self._done(self._save(facts, Manifest(facts, table, ()), neighbours_hash))
 
         self._writing.begin(save, copied)
         return copied
@@ -170,11 +170,11 @@ class Saver:
                 return False
         return True
 
-    def _save(self, facts: dict[str, Any], empty: Manifest, witnessed: str) -> SaveResult:
+    def _save(self, facts: dict[str, Any], empty: Manifest, neighbours_hash: str) -> SaveResult:
         began = time.perf_counter()
         step = int(facts["step"])
         try:
-            self._refuse_bad_state(step, witnessed)
+            self._refuse_bad_state(step, neighbours_hash)
             name, nbytes = self._write(step, empty)
         except Exception as error:  # whatever it is, training goes on and the user is told
             words = str(error) if isinstance(error, DureError) else f"{type(error).__name__}: {error}"
@@ -182,9 +182,9 @@ class Saver:
             return SaveResult(step, None, words, seconds=time.perf_counter() - began, problem=problem)
         return SaveResult(step, name, None, nbytes, time.perf_counter() - began)
 
-    def _refuse_bad_state(self, step: int, witnessed: str) -> None:
+    def _refuse_bad_state(self, step: int, neighbours_hash: str) -> None:
         """Raise BadState, on all ranks, where replicas differ or a number is not finite."""
-        own = json.dumps([self._snapshot.shared(), witnessed, self._snapshot.not_finite(self._finite)])
+        own = json.dumps([self._snapshot.shared(), neighbours_hash, self._snapshot.not_finite(self._finite)])
         told = [json.loads(text) for text in self._group.gather(own, "comparing shares of a checkpoint")]
         bad = next((name for _, _, name in told if name), None)
         if bad is not None:
@@ -261,7 +261,7 @@ STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8
 """What a rank may ask for in a step: to stop after it, to save after it, not to save yet, to compare replicas."""
 
 
-class Keeper:
+class StorageTier:
     """Decides when to save. Step flags are OR-ed across ranks in the loss reduction, so all decide alike."""
 
     def __init__(
@@ -277,7 +277,7 @@ class Keeper:
     ) -> None:
         """`writers` are the same ranks with a longer timeout, and once saving begins for the writing thread alone.
 
-        `stop` is there when the run shall stop; `alive` is called in long reads; `finite`: see `Saver`.
+        `stop` is there when the run shall stop; `alive` is called in long reads; `finite`: see `CheckpointWriter`.
         """
         self._store = store
         self._settings = settings
@@ -290,15 +290,15 @@ class Keeper:
         self._pending = self._told = False
         self._saved_at = time.monotonic()
         self._begun_step = self._told_step = -1
-        self._witness: LiveHash | None = None
+        self._neighbour: LiveHash | None = None
         self.last: SaveResult | None = None
         """How the last save ended."""
         self.line = everyone.gather(_now(), "naming this run")[0]
         """When the run began that this one goes on with: `--fresh` begins another, and deletes nothing."""
         keep = Retention(settings.keep, settings.keep_every, settings.keep_best)
-        self._saver = Saver(store, writers, keep, recorder.flush, self._done, finite)
+        self._writer = CheckpointWriter(store, writers, keep, recorder.flush, self._done, finite)
 
-    def resume(
+    def newest(
         self, node: Group, accepts: Callable[[Manifest], None], also: Sequence[str] = ()
     ) -> WholeState | None:
         """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks,
@@ -334,7 +334,7 @@ class Keeper:
         return (
             (STOP if self._asked_to_stop or self._stop.exists() else 0)
             | (DUE if late and self._everyone.rank == 0 else 0)
-            | (BUSY if self._saver.busy else 0)
+            | (BUSY if self._writer.busy else 0)
             | (DIFFERS if self._has_problem() else 0)
         )
 
@@ -346,11 +346,11 @@ class Keeper:
     def _has_problem(self) -> bool:
         return self.last is not None and self.last.problem is not None
 
-    def due(self, flags: int, step: int, *, judged: bool) -> bool:
-        """Whether all ranks save now, after a step whose OR-ed flags are these. `judged`: it was evaluated."""
+    def due(self, flags: int, step: int, *, evaluated: bool) -> bool:
+        """Whether all ranks save now, after a step whose OR-ed flags are these. `evaluated`: after that very step."""
         settings = self._settings
         by_step = settings.every_steps and step % settings.every_steps == 0
-        if by_step or flags & DUE or (judged and settings.keep_best is not None):
+        if by_step or flags & DUE or (evaluated and settings.keep_best is not None):
             self._pending = True
         if flags & STOP:
             return self._begun_step != step
@@ -361,26 +361,26 @@ class Keeper:
 
     def save(self, state: State, alive: Callable[[], None]) -> None:
         """Begin to save; waits only for a checkpoint that is still being written, which `due` avoids."""
-        self._saver.wait(alive)
+        self._writer.wait(alive)
         self._pending = self._told = False
         self._saved_at = time.monotonic()
         self._begun_step = int(state.facts["step"])
-        self._witness = state.witness
-        self._saver.begin(state)
+        self._neighbour = state.neighbour
+        self._writer.begin(state)
 
     def before_update(self) -> None:
-        """Wait until what this rank witnesses has been hashed: the replica is about to change."""
-        if self._witness is not None:
-            self._witness.wait()
-            self._witness = None
+        """Wait until the neighbour's share is hashed: the replica is about to change."""
+        if self._neighbour is not None:
+            self._neighbour.wait()
+            self._neighbour = None
 
     def buffer(self, state: State) -> torch.Tensor:
         """The memory that such a state is copied to before it is written."""
-        return self._saver.buffer(state)
+        return self._writer.buffer(state)
 
     @property
     def keeps_best(self) -> bool:
-        """Whether checkpoints are kept by what they were judged as."""
+        """Whether checkpoints are kept by their evaluation."""
         return self._settings.keep_best is not None
 
     def is_saved(self, step: int) -> bool:
@@ -391,11 +391,11 @@ class Keeper:
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is still being written."""
-        return self._saver.busy
+        return self._writer.busy
 
     def wait(self, alive: Callable[[], None]) -> None:
         """Wait for the checkpoint under way."""
-        if not self._saver.wait(alive):
+        if not self._writer.wait(alive):
             self.tell("a checkpoint is still being written after the longest wait; it is left behind")
 
     def tell(self, text: str) -> None:

@@ -11,7 +11,7 @@ from dure.base.errors import CheckpointError, Resumable
 from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.find import location, rescue_folder, rescue_key
-from dure.checkpoint.rescue import Rescued, RescueTarget, Savers, rescue, temporary_places
+from dure.checkpoint.rescue import Rescued, RescueRanks, RescueTarget, rescue, temporary_places
 from dure.checkpoint.state import Share, State
 from dure.checkpoint.storage_tier import WRITE_SECONDS
 from dure.comm.group import node_group
@@ -85,7 +85,7 @@ class Elsewhere:
         node_ranks = node_group(team.group, topology.node, topology.local_rank, torch.device("cpu"))
         if node_ranks is team.group:
             node_ranks = team.group.twin(WRITE_SECONDS)
-        savers = Savers(team.group.twin(WRITE_SECONDS), node_ranks, topology.node, topology.nodes)
+        savers = RescueRanks(team.group.twin(WRITE_SECONDS), node_ranks, topology.node, topology.nodes)
         share = Share(topology.local_rank, topology.local_size)
         return rescue(
             lambda: self.take(share), targets, rescue_key(self.folder), savers, self.finite, self.alive

@@ -25,7 +25,7 @@ from dure.checkpoint.memory_tier import MemoryTier, memory_tier
 from dure.checkpoint.restore import restore
 from dure.checkpoint.snapshot import Background, make_present
 from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState, is_not_finite
-from dure.checkpoint.storage_tier import DIFFERS, STOP, WRITE_SECONDS, Keeper, Problem
+from dure.checkpoint.storage_tier import DIFFERS, STOP, WRITE_SECONDS, Problem, StorageTier
 from dure.comm.group import node_group
 from dure.comm.raise_on_all import together
 from dure.config import LoadedJob
@@ -197,7 +197,7 @@ class Keeping:
         keeper = self.keeper
         if keeper is None:
             return
-        if keeper.due(flags, self.at.steps_done, judged=self.at.judged_after == self.at.steps_done):
+        if keeper.due(flags, self.at.steps_done, evaluated=self.at.judged_after == self.at.steps_done):
             keeper.save(self._state(), self._saving)
         if flags & STOP and self.at.steps_done < self.trained.steps:
             self._wait(keeper)
@@ -249,7 +249,7 @@ class Keeping:
             self._saving,
         )
 
-    def _trouble(self, keeper: Keeper) -> str:
+    def _trouble(self, keeper: StorageTier) -> str:
         """Why the last checkpoint is not saved, as any rank knows it; "" when it is."""
         own = _STUCK if keeper.busy else (keeper.last.trouble or "" if keeper.last else "")
         told = self.team.group.gather(own, "hearing of the last checkpoint")
@@ -261,13 +261,13 @@ class Keeping:
             self._saving()
             time.sleep(0.1)
 
-    def _wait(self, keeper: Keeper) -> None:
+    def _wait(self, keeper: StorageTier) -> None:
         """Wait for the checkpoint under way; all ranks then know what came of it."""
         keeper.wait(self._saving)
         if keeper.last is not None and keeper.last.problem is not None:
             self._raise_problem()
 
-    def _keeper(self) -> Keeper | None:
+    def _keeper(self) -> StorageTier | None:
         """Who saves; nobody where nothing is to be saved, or where ranks have models of their own."""
         team, settings = self.team, self.loaded.job.checkpoint
         if not settings.wanted or not team.setting.sync:
@@ -279,7 +279,7 @@ class Keeping:
             return ""
 
         together(team.group, "opening the storage of checkpoints", make_it)
-        keeper = Keeper(
+        keeper = StorageTier(
             open_to_write(self.loaded, self.folder),
             settings,
             team.group,
@@ -309,7 +309,7 @@ class Keeping:
         team = self.team
         node = node_group(team.group, team.topology.node, team.topology.local_rank, team.setting.device)
         where = location(self.loaded, self.folder)
-        return self.keeper.resume(
+        return self.keeper.newest(
             node,
             lambda found: refuse_other_recipe(found.facts, self.trained.recipe_words, where),
             rescued_states(self.loaded, self.folder),
