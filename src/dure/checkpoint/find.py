@@ -38,47 +38,67 @@ from dure.checkpoint.state import WholeState
 from dure.comm.group import Group
 from dure.comm.raise_on_all import together
 from dure.comm.shm_segment import Offer, Segment, map_offer
-from dure.config import LONGEST_JOB, LoadedJob
+from dure.config import LONGEST_JOB, Checkpoint, LoadedJob
 from dure.storage import Store, open_store
 
+_NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
+"""What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
+CHUNK_BYTES = 16 << 20
 
-def location(loaded: LoadedJob, run: RunFolder) -> str:
-    """What `checkpoint.folder` comes to for this run."""
-    text = loaded.job.checkpoint.folder
-    text = text.replace("{storage}", str(loaded.storage)).replace("{run}", run.path.name)
+
+@dataclass(frozen=True)
+class Places:
+    """Where the checkpoints of one run are."""
+
+    run: RunFolder
+    storage: str
+    """A folder, or s3://bucket/prefix."""
+    rescue: str | None = None
+    """Where states go that the storage refuses, if the user says: a folder, or s3://bucket/prefix."""
+
+    @classmethod
+    def of(cls, settings: Checkpoint, run: RunFolder, *, storage: str | Path, base: Path) -> Places:
+        """What the settings come to for this run. `storage` stands for `{storage}`, and a relative `rescue` is in
+        `base`."""
+        rescue = settings.rescue
+        if rescue is not None and "://" not in rescue:
+            rescue = str(base / rescue)
+        return cls(run, _storage_place(settings, run, storage), rescue)
+
+    @classmethod
+    def of_job(cls, loaded: LoadedJob, run: RunFolder) -> Places:
+        """Those of a run of this job."""
+        return cls.of(loaded.job.checkpoint, run, storage=loaded.storage, base=loaded.folder)
+
+    @property
+    def rescue_key(self) -> str:
+        """What tells this run from others in the rescue folder."""
+        return f"{self.run.path.name}-{hashlib.sha256(os.fsencode(self.run.path)).hexdigest()[:8]}"
+
+    @property
+    def rescued(self) -> list[str]:
+        """Where an earlier session of this run may have saved its last state."""
+        return [] if self.rescue is None else [f"{self.rescue.rstrip('/')}/{self.rescue_key}"]
+
+    def open_to_write(self) -> Store:
+        """The storage of this run's checkpoints; a folder is made."""
+        place = self.storage
+        if "://" not in place:
+            try:
+                make_folders(Path(place))
+                if Path(place).is_relative_to(self.run.path):
+                    make_own_folder(Path(place))
+            except OSError as error:
+                raise UsageError(
+                    f"cannot make the folder for checkpoints, {place}: {error.strerror}; choose another "
+                    "checkpoint.folder"
+                ) from None
+        return open_store(place)
+
+
+def _storage_place(settings: Checkpoint, run: RunFolder, storage: str | Path) -> str:
+    text = settings.folder.replace("{storage}", str(storage)).replace("{run}", run.path.name)
     return text if "://" in text else str(run.path / text)
-
-
-def rescue_folder(loaded: LoadedJob) -> str | None:
-    """Where states go that the run's own storage refuses, if the user says."""
-    folder = loaded.job.checkpoint.rescue
-    return folder if folder is None or "://" in folder else str(loaded.folder / folder)
-
-
-def rescue_key(run: RunFolder) -> str:
-    """What tells this run from others in such a folder."""
-    return f"{run.path.name}-{hashlib.sha256(os.fsencode(run.path)).hexdigest()[:8]}"
-
-
-def rescued_states(loaded: LoadedJob, run: RunFolder) -> list[str]:
-    """Where an earlier session of this run may have saved its last state."""
-    folder = rescue_folder(loaded)
-    return [] if folder is None else [f"{folder.rstrip('/')}/{rescue_key(run)}"]
-
-
-def open_to_write(loaded: LoadedJob, run: RunFolder) -> Store:
-    """The storage of this run's checkpoints; a folder is made."""
-    place = location(loaded, run)
-    if "://" not in place:
-        try:
-            make_folders(Path(place))
-            if Path(place).is_relative_to(run.path):
-                make_own_folder(Path(place))
-        except OSError as error:
-            raise UsageError(
-                f"cannot make the folder for checkpoints, {place}: {error.strerror}; choose another checkpoint.folder"
-            ) from None
-    return open_store(place)
 
 
 def open_to_read(run: RunFolder) -> Store:
@@ -90,14 +110,10 @@ def open_to_read(run: RunFolder) -> Store:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else printable(str(error), 300)
         raise UsageError(f"{run.job} cannot be read: {reason}") from None
-    place = location(loaded, run)
+    place = Places.of_job(loaded, run).storage
     if "://" not in place and not Path(place).is_dir():
         raise UsageError(f"{run.path} has no checkpoints: there is no folder {place}")
     return open_store(place, read_only=True)
-
-
-_NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
-"""What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
 
 
 @dataclass(frozen=True)
@@ -277,9 +293,6 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
     elif before != now:
         was, is_now = (printable(json.dumps(value), 200) for value in (before, now))
         yield f"{printable(key, 100)} was {was} and is {is_now}"
-
-
-CHUNK_BYTES = 16 << 20
 
 
 def load(

@@ -30,6 +30,9 @@ MOST_STEPS = 1_000
 """That a crash may cost, however dear it is to keep a state."""
 _FIRST_TOUCHES = 2
 """The first state in each slot also pays for fresh memory, once; that says nothing of the next ones."""
+_CHUNK_BYTES = 16 << 20
+_SHARE_OF_FREE_MEMORY = 0.5
+_SIGN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,6 @@ class Cadence:
         return Cadence(self.every, step + steps, steps, self.kept + 1)
 
 
-_CHUNK_BYTES = 16 << 20
-
-
 def spread(found: WholeState | None, giver: int, group: Group, *, wanted: bool) -> State | None:
     """What the rank `giver` has `found`, all of it, on every rank where it is `wanted`. A collective call."""
     what = "bringing a state to a node that has none"
@@ -100,10 +100,6 @@ def _all_of(facts: dict[str, Any], table: Table, memory: torch.Tensor) -> State:
     whole = WholeState(facts, table, memory)
     pieces = tuple(Piece(span, 0, span.numel, whole.elements(span.name)) for span in table.spans)
     return State(facts, table, pieces, pieces)
-
-
-_SHARE_OF_FREE_MEMORY = 0.5
-_SIGN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

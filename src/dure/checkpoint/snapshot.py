@@ -28,6 +28,10 @@ from dure.storage.safetensors import DTYPES
 CHUNK_BYTES = 8 << 20
 _NOTHING = torch.empty(0)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
+_AT_ONCE_BYTES = 256 << 20
+_NICE = 10
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 class Snapshot:
@@ -133,10 +137,6 @@ def header_of(pieces: Iterable[tuple[TensorSpan, int, int]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
-_AT_ONCE_BYTES = 256 << 20
-
-
 def make_present(memories: Iterable[torch.Tensor]) -> None:
     """Have the kernel provide the pages of these flat memories. What stands in them stays.
 
@@ -151,10 +151,6 @@ def make_present(memories: Iterable[torch.Tensor]) -> None:
             if madvise(at, min(_AT_ONCE_BYTES, end - at), _POPULATE_WRITE) != 0:
                 return
             at += _AT_ONCE_BYTES
-
-
-_NICE = 10
-_LONGEST_PAUSE_SECONDS = 0.5
 
 
 class Background:

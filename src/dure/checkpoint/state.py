@@ -34,6 +34,15 @@ from dure.device.fingerprint import raw_bytes
 
 LINE_BYTES = 64
 """Tensors start, and are cut, at multiples of this: no element of any type is cut in two."""
+HASH_SECONDS = 600.0
+FORMAT = 1
+"""Of facts and files; a newer one is refused by name."""
+MODEL, OPTIMIZER = "model/", "optimizer/"
+"""What the names of weights, and of the optimizer's tensors, begin with."""
+COUNTER = "step"
+"""What torch's optimizers call the number of their steps, which is no element of a parameter of one element."""
+Schedule = torch.optim.lr_scheduler.LRScheduler
+_TUPLE, _PAIRS, _COUNTER = "(tuple)", "(pairs)", "(counter)"
 
 
 @dataclass(frozen=True)
@@ -131,9 +140,6 @@ def cut(spans: Iterable[TensorSpan], part: int, parts: int) -> Iterator[tuple[Te
         at += length
 
 
-HASH_SECONDS = 600.0
-
-
 def disagreeing(shared: Sequence[str], neighbours: Sequence[str]) -> list[int]:
     """The parts that the rank before has other bits of. `shared` are the hashes of each rank's own share, `neighbours`
     of the next rank's share in its replica; both by rank."""
@@ -182,17 +188,6 @@ def is_not_finite(values: torch.Tensor) -> bool:
         return False
     low, high = torch.aminmax(values)  # both are NaN as soon as one element is
     return not bool(torch.isfinite(low) & torch.isfinite(high))
-
-
-FORMAT = 1
-"""Of facts and files; a newer one is refused by name."""
-MODEL, OPTIMIZER = "model/", "optimizer/"
-"""What the names of weights, and of the optimizer's tensors, begin with."""
-
-COUNTER = "step"
-"""What torch's optimizers call the number of their steps, which is no element of a parameter of one element."""
-
-Schedule = torch.optim.lr_scheduler.LRScheduler
 
 
 @dataclass(frozen=True)
@@ -283,9 +278,6 @@ class WholeState:
 def typed(memory: torch.Tensor, dtype: torch.dtype, start: int, nbytes: int) -> torch.Tensor:
     """Bytes of a memory as elements of a type."""
     return memory[start : start + nbytes].view(dtype)
-
-
-_TUPLE, _PAIRS, _COUNTER = "(tuple)", "(pairs)", "(counter)"
 
 
 def to_plain(value: Any, what: str) -> Any:

@@ -41,6 +41,11 @@ from dure.config import Checkpoint
 from dure.observe import events
 from dure.storage import Store
 
+WRITE_SECONDS = 1800.0
+"""How long the ranks' writing threads wait for each other."""
+STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8
+"""What a rank may ask for in a step: to stop after it, to save after it, not to save yet, to compare replicas."""
+
 
 @dataclass(frozen=True)
 class Retention:
@@ -74,10 +79,6 @@ def removable(saved: Sequence[Saved], keep: Retention) -> list[str]:
             sign = 1 if keep.best == "loss" else -1
             stay.add(min(evaluated, key=lambda each: (sign * each.metrics[keep.best or ""], -each.step)).name)
     return [each.name for each in by_step if each.name not in stay]
-
-
-WRITE_SECONDS = 1800.0
-"""How long the ranks' writing threads wait for each other."""
 
 
 class Problem(StrEnum):
@@ -255,10 +256,6 @@ class CheckpointWriter:
         ]
         for name in removable(own, self._keep):
             remove_checkpoint(store, name)
-
-
-STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8
-"""What a rank may ask for in a step: to stop after it, to save after it, not to save yet, to compare replicas."""
 
 
 class StorageTier:
