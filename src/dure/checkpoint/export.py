@@ -19,7 +19,7 @@ from dure.device.fingerprint import raw_bytes
 
 
 def as_rows(run: RunFolder, *, verify: bool) -> list[dict[str, Any]]:
-    """One plain object a checkpoint, the newest first."""
+    """One plain object per checkpoint, the newest first."""
     rows = []
     for entry in entries(open_to_read(run), deep=verify):
         manifest = entry.manifest

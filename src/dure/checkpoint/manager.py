@@ -159,7 +159,7 @@ class CheckpointManager:
         self._start = self._progress.steps_done
 
     def step_flags(self) -> int:
-        """What this rank asks for in the next step."""
+        """The flags of this rank for the next step."""
         differs = DIFFERS if self._memory is not None and self._memory.differs() else 0
         return differs | (self._storage.step_flags() if self._storage is not None else 0)
 

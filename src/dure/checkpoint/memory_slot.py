@@ -2,9 +2,9 @@
 
 Every rank of a node writes its part of the bytes, then a record that says so. A slot is whole when the records
 of all parts are there and speak of the same step: no rank has to wait for another. A rank that is killed in
-the middle leaves no record; one that went wild leaves bytes that do not have the recorded fingerprint.
+the middle leaves no record; one that wrote at random leaves bytes that do not have the recorded fingerprint.
 
-    records    64 bytes a part
+    records    64 bytes per part
     journals   of each part: which bytes are its own, their fingerprint, what the rank saw of the next part in its own
                replica, events that may not be on disk yet
     facts      of the state, as JSON
@@ -42,7 +42,7 @@ _CHECK = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Record:
-    """A rank's word that its part of a state is in the slot."""
+    """Says that one rank's part of a state is in the slot."""
 
     part: int
     parts: int
@@ -254,4 +254,4 @@ def _fitting(runs: list[tuple[int, int]], events: str) -> dict[str, Any]:
         journal = {"runs": runs, "fingerprint": blank, "shared": blank, "witnessed": blank, "events": told}
         if len(json.dumps(journal)) <= _JOURNAL_BYTES:  # json.dumps gives ASCII: as many bytes as characters
             return journal
-    raise CheckpointError(f"a state in {len(runs)} pieces a rank cannot be kept in memory")
+    raise CheckpointError(f"a state in {len(runs)} pieces per rank cannot be kept in memory")

@@ -27,7 +27,7 @@ from dure.comm.topology import KEEP_VARIABLE
 SHARE_OF_TIME = 0.01
 """Of a step's time, that keeping states may take."""
 MOST_STEPS = 1_000
-"""That a crash may cost, however dear it is to keep a state."""
+"""That a crash may cost, however expensive it is to keep a state."""
 _FIRST_TOUCHES = 2
 """The first state in each slot also pays for fresh memory, once; that says nothing of the next ones."""
 _CHUNK_BYTES = 16 << 20

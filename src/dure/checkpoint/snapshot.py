@@ -140,7 +140,7 @@ def header_of(pieces: Iterable[tuple[TensorSpan, int, int]]) -> bytes:
 def make_present(memories: Iterable[torch.Tensor]) -> None:
     """Have the kernel provide the pages of these flat memories. What stands in them stays.
 
-    An older kernel refuses; then the first write pays, as ever. The call holds no lock of Python's.
+    An older kernel refuses; then the first write pays, as ever. The call does not hold the GIL.
     """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -154,11 +154,11 @@ def make_present(memories: Iterable[torch.Tensor]) -> None:
 
 
 class Background:
-    """A thread that is there for as long as the process, so that beginning something costs no more than saying so."""
+    """A thread that is there for as long as the process, so that beginning something costs one queue put."""
 
     def __init__(self, name: str, *, gives_way: bool = False) -> None:
         """`gives_way`: at a lower priority than training. For work outside of Python only: a thread that waits for a
-        core with Python's lock in its hand would keep training waiting too."""
+        core while it holds the GIL would keep training waiting too."""
         self._name = name
         self._gives_way = gives_way
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], float]] = queue.SimpleQueue()

@@ -44,7 +44,7 @@ from dure.storage import Store
 WRITE_SECONDS = 1800.0
 """How long the ranks' writing threads wait for each other."""
 STOP, DUE, BUSY, DIFFERS = 1, 2, 4, 8
-"""What a rank may ask for in a step: to stop after it, to save after it, not to save yet, to compare replicas."""
+"""Step flags, OR-ed across ranks: stop after this step, save after it, do not save yet, compare replicas."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,8 @@ class CheckpointWriter:
 
 
 class StorageTier:
-    """Decides when to save. Step flags are OR-ed across ranks in the loss reduction, so all decide alike."""
+    """When to save, how the last save ended, and the newest that was saved. Step flags are OR-ed across ranks in the
+    loss reduction, so all ranks decide alike."""
 
     def __init__(
         self,
@@ -326,7 +327,7 @@ class StorageTier:
         self._asked_to_stop = True
 
     def step_flags(self) -> int:
-        """What this rank asks for in the step that begins."""
+        """The flags of this rank for the step that begins."""
         late = time.monotonic() - self._saved_at >= (self._settings.every_seconds or float("inf"))
         return (
             (STOP if self._asked_to_stop or self._stop.exists() else 0)
