@@ -15,7 +15,7 @@ from support.commands import train
 from dure.base.errors import UsageError
 from dure.base.files import make_own_folder, open_own, open_plain, read_at_most
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.where import open_to_write
+from dure.checkpoint.find import Places
 from dure.config import load_job
 
 NOBODY = 65534
@@ -83,7 +83,7 @@ def test_a_folder_for_checkpoints_that_another_user_made_a_link_is_refused(job, 
     run.path.chmod(0o777)
     as_nobody(f"ln -s {target} {run.path}/checkpoints")
     with pytest.raises(UsageError, match="a symbolic link of another user's"):
-        open_to_write(load_job(job), run)
+        Places.of_job(load_job(job), run).open_to_write()
     assert not list(target.iterdir())
 
 

@@ -4,9 +4,8 @@ import torch
 
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import newest_state
-from dure.checkpoint.retain import Retention
-from dure.checkpoint.save import Saver
 from dure.checkpoint.state import Share
+from dure.checkpoint.storage_tier import CheckpointWriter, Retention
 from dure.comm.group import Group
 
 ALONE = Group(None, 0, 1)
@@ -21,7 +20,7 @@ class SmallRun:
         self.module = torch.nn.Linear(33, rows)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), fused=True)
         self.outcomes = []
-        self.saver = Saver(store, ALONE, Retention(keep), lambda: None, self.outcomes.append)
+        self.writer = CheckpointWriter(store, ALONE, Retention(keep), lambda: None, self.outcomes.append)
 
     def save(self, step, **facts):
         with torch.no_grad():
@@ -30,8 +29,8 @@ class SmallRun:
                 parameter.grad = torch.full_like(parameter, step)
         told = {"step": step, "line": self.line, "saved_at": "", "recipe_words": {}, **facts}
         state = Capture(self.module, self.optimizer, None).take(told, Share(0, 1))
-        self.saver.begin(state)
-        assert self.saver.wait()
+        self.writer.begin(state)
+        assert self.writer.wait()
         return self.outcomes[-1]
 
 

@@ -6,8 +6,7 @@ import threading
 import pytest
 import torch
 
-from dure.checkpoint.background import Background
-from dure.checkpoint.pages import make_present
+from dure.checkpoint.snapshot import Background, make_present
 
 
 @pytest.mark.parametrize("gives_way", [True, False])

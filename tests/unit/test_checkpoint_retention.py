@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.checkpoint.retain import Retention, Saved, removable
+from dure.checkpoint.storage_tier import Retention, Saved, removable
 
 
 @given(
@@ -21,11 +21,11 @@ def test_exactly_those_that_nobody_asked_for_may_go(steps, last, every, best, di
     gone = {int(name[1:]) for name in removable(saved, Retention(last, every, best))}
     newest = set(sorted(steps)[-last:])
     multiples = {s for s in steps if every and s % every == 0}
-    judged = [each for each in saved if each.metrics]
+    evaluated = [each for each in saved if each.metrics]
     champion = set()
-    if best is not None and judged:
+    if best is not None and evaluated:
         sign = 1 if best == "loss" else -1
-        values = {each.step: sign * each.metrics[best] for each in judged}
+        values = {each.step: sign * each.metrics[best] for each in evaluated}
         champion = {
             max(step for step in values if values[step] == min(values.values()))
         }  # of equals, the newest

@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from dure.base.errors import CheckpointError
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.plain import from_plain, to_plain
 from dure.checkpoint.restore import restore
-from dure.checkpoint.state import Part, Share, Sharing, WholeState
-from dure.checkpoint.table import Table, cut
+from dure.checkpoint.state import Part, Share, Sharing, Table, WholeState, cut, from_plain, to_plain
 from dure.comm.group import Group
 from dure.device.fingerprint import fingerprint, named_weights, optimizer_tensors
 

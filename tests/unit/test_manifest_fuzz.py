@@ -19,12 +19,11 @@ from support.checkpoints import ALONE
 from dure.base.errors import CheckpointError, UsageError
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.export import export_weights
+from dure.checkpoint.export import as_rows, export_weights, in_words
 from dure.checkpoint.find import entries, newest_state, refuse_other_recipe
-from dure.checkpoint.listing import as_rows, in_words
 from dure.checkpoint.manifest import MANIFEST, Manifest
-from dure.checkpoint.parts import Snapshot
 from dure.checkpoint.restore import restore
+from dure.checkpoint.snapshot import Snapshot
 from dure.checkpoint.state import Share
 from dure.data.ledger import SampleLedger
 from dure.storage import open_store
@@ -224,7 +223,6 @@ def run(tmp_path):
 
 @pytest.fixture(autouse=True)
 def where(monkeypatch, run):
-    monkeypatch.setattr("dure.checkpoint.listing.open_to_read", lambda folder: run.made.store)
     monkeypatch.setattr("dure.checkpoint.export.open_to_read", lambda folder: run.made.store)
 
 

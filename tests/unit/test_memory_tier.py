@@ -6,11 +6,10 @@ import os
 import pytest
 import torch
 
-from dure.checkpoint.cadence import MOST_STEPS, Cadence, Costs
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.memory import memory_tier
+from dure.checkpoint.memory_slot import Record, Slot
+from dure.checkpoint.memory_tier import MOST_STEPS, Cadence, Costs, memory_tier
 from dure.checkpoint.restore import restore
-from dure.checkpoint.slot import Record, Slot
 from dure.checkpoint.state import Share
 from dure.comm.group import Group
 from dure.comm.topology import KEEP_VARIABLE
@@ -154,7 +153,7 @@ def test_without_a_launcher_of_ours_there_is_no_tier():
 
 
 def test_states_too_large_for_the_memory_are_not_kept_and_it_is_said(monkeypatch):
-    monkeypatch.setattr("dure.checkpoint.memory.free_memory_bytes", lambda: 1 << 10)
+    monkeypatch.setattr("dure.checkpoint.memory_tier.free_memory_bytes", lambda: 1 << 10)
     with StateMemory() as keep:
         tier = memory_tier(keep.environment, 0, 1, Group(None, 0, 1), 1)
         tier.begin(0)
@@ -176,7 +175,7 @@ def test_a_new_team_has_room_where_the_old_one_had(monkeypatch):
                 tier.keep(lambda share, at=at: trained.capture(share, at), at, str)
             assert tier.trouble == ""
             tier.close()
-            monkeypatch.setattr("dure.checkpoint.memory.free_memory_bytes", lambda: 1 << 10)
+            monkeypatch.setattr("dure.checkpoint.memory_tier.free_memory_bytes", lambda: 1 << 10)
 
 
 def test_states_are_kept_as_often_as_they_take_a_hundredth_of_the_time():

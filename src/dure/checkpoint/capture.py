@@ -12,21 +12,24 @@ from typing import Any, NamedTuple
 import torch
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.plain import to_plain
 from dure.checkpoint.state import (
     COUNTER,
     FORMAT,
     MODEL,
     OPTIMIZER,
+    LiveHash,
     Part,
     Piece,
     Schedule,
     Share,
     Sharing,
     State,
+    Table,
+    TensorSpan,
+    cut,
+    dtype_named,
+    to_plain,
 )
-from dure.checkpoint.table import Table, TensorSpan, cut, dtype_named
-from dure.checkpoint.witness import LiveHash
 from dure.comm.group import Group
 from dure.comm.param_sync import flat
 
@@ -72,7 +75,7 @@ class Capture:
             stock.table,
             (*alike, *_parts_of_rank(stock, sharing)),
             alike,
-            _witness(stock, share, sharing) if share.parts > 1 else None,
+            _neighbour_hash(stock, share, sharing) if share.parts > 1 else None,
         )
 
     def _stock_now(self, sharing: Sharing | None) -> _Stock:
@@ -249,8 +252,8 @@ def _alike(stock: _Stock, share: Share, sharing: Sharing | None) -> Iterator[Pie
         yield Piece(span, start, stop, values[start:stop])
 
 
-def _witness(stock: _Stock, share: Share, sharing: Sharing | None) -> LiveHash:
-    """What the next share is in this replica; of buffers, which a forward pass may write, a copy."""
+def _neighbour_hash(stock: _Stock, share: Share, sharing: Sharing | None) -> LiveHash:
+    """The hash of the next rank's share, in this replica; of buffers, which a forward pass may write, a copy."""
     watched = Share((share.part + 1) % share.parts, share.parts)
     return LiveHash(
         (piece.offset, piece.values.clone() if piece.span.name in stock.buffers else piece.values)

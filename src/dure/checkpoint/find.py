@@ -1,20 +1,31 @@
-"""Which checkpoints there are, and the newest that can be believed. No pointer says "latest": it could lie."""
+"""Where a run's checkpoints are, which there are, and the newest that can be believed. No pointer says "latest": it
+could lie. Nothing that is read is believed before its hash is right.
+
+The ranks of a node read each file once between them, into one shared memory that all then copy from.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import mmap
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dure.base.errors import CheckpointError, StorageError, UsageError
+import torch
+
+from dure.base.errors import CheckpointError, DureError, StorageError, UsageError
+from dure.base.files import make_folders, make_own_folder, read_at_most
+from dure.base.run_folder import RunFolder
 from dure.base.say import printable
-from dure.checkpoint.load import load, read_verified
 from dure.checkpoint.manifest import (
     MANIFEST,
     PREFIX,
+    File,
     Manifest,
     NewerFormat,
     check_files,
@@ -22,13 +33,87 @@ from dure.checkpoint.manifest import (
     set_aside,
     why_broken,
 )
+from dure.checkpoint.memory_tier import free_memory_bytes
 from dure.checkpoint.state import WholeState
 from dure.comm.group import Group
 from dure.comm.raise_on_all import together
+from dure.comm.shm_segment import Offer, Segment, map_offer
+from dure.config import LONGEST_JOB, Checkpoint, LoadedJob
 from dure.storage import Store, open_store
 
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
 """What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
+CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the checkpoints of one run are."""
+
+    run: RunFolder
+    storage: str
+    """A folder, or s3://bucket/prefix."""
+    rescue: str | None = None
+    """Where states go that the storage refuses, if the user says: a folder, or s3://bucket/prefix."""
+
+    @classmethod
+    def of(cls, settings: Checkpoint, run: RunFolder, *, storage: str | Path, base: Path) -> Places:
+        """What the settings come to for this run. `storage` stands for `{storage}`, and a relative `rescue` is in
+        `base`."""
+        rescue = settings.rescue
+        if rescue is not None and "://" not in rescue:
+            rescue = str(base / rescue)
+        return cls(run, _storage_place(settings, run, storage), rescue)
+
+    @classmethod
+    def of_job(cls, loaded: LoadedJob, run: RunFolder) -> Places:
+        """Those of a run of this job."""
+        return cls.of(loaded.job.checkpoint, run, storage=loaded.storage, base=loaded.folder)
+
+    @property
+    def rescue_key(self) -> str:
+        """What tells this run from others in the rescue folder."""
+        return f"{self.run.path.name}-{hashlib.sha256(os.fsencode(self.run.path)).hexdigest()[:8]}"
+
+    @property
+    def rescued(self) -> list[str]:
+        """Where an earlier session of this run may have saved its last state."""
+        return [] if self.rescue is None else [f"{self.rescue.rstrip('/')}/{self.rescue_key}"]
+
+    def open_to_write(self) -> Store:
+        """The storage of this run's checkpoints; a folder is made."""
+        place = self.storage
+        if "://" not in place:
+            try:
+                make_folders(Path(place))
+                if Path(place).is_relative_to(self.run.path):
+                    make_own_folder(Path(place))
+            except OSError as error:
+                raise UsageError(
+                    f"cannot make the folder for checkpoints, {place}: {error.strerror}; choose another "
+                    "checkpoint.folder"
+                ) from None
+        return open_store(place)
+
+
+def _storage_place(settings: Checkpoint, run: RunFolder, storage: str | Path) -> str:
+    text = settings.folder.replace("{storage}", str(storage)).replace("{run}", run.path.name)
+    return text if "://" in text else str(run.path / text)
+
+
+def open_to_read(run: RunFolder) -> Store:
+    """The checkpoints of a run that is or was."""
+    try:
+        loaded = LoadedJob.from_json(read_at_most(run.job, LONGEST_JOB * 4).decode())
+    except FileNotFoundError:
+        raise UsageError(f"{run.path} holds no run: there is no {run.job.name} in it") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else printable(str(error), 300)
+        raise UsageError(f"{run.job} cannot be read: {reason}") from None
+    place = Places.of_job(loaded, run).storage
+    if "://" not in place and not Path(place).is_dir():
+        raise UsageError(f"{run.path} has no checkpoints: there is no folder {place}")
+    return open_store(place, read_only=True)
 
 
 @dataclass(frozen=True)
@@ -208,3 +293,96 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
     elif before != now:
         was, is_now = (printable(json.dumps(value), 200) for value in (before, now))
         yield f"{printable(key, 100)} was {was} and is {is_now}"
+
+
+def load(
+    store: Store, path: str, manifest: Manifest, group: Group, alive: Callable[[], None] = lambda: None
+) -> WholeState:
+    """All bytes of the checkpoint at `path`, verified. A collective call of a node's ranks.
+
+    `alive` is called while it reads: a large checkpoint on slow storage is not a hang.
+
+    CheckpointError, on all ranks, when it is damaged; StorageError when the storage does not answer.
+    """
+    own = None
+    trouble = ""
+    if group.rank == 0:
+        try:
+            check_files(
+                store, path, manifest
+            )  # before memory is asked for: they are as long as that is large
+            own = _memory_for(store, path, manifest)
+        except (CheckpointError, StorageError) as error:
+            trouble = json.dumps([type(error).__name__, str(error)])
+    offer = json.dumps([trouble, own.offer().as_list() if own is not None else []])
+    trouble, offered = json.loads(group.gather(offer, "sharing memory for a checkpoint")[0])
+    _raise_first([json.loads(trouble)] if trouble else [])
+    try:
+        memory: mmap.mmap = own.bytes if own is not None else map_offer(Offer(*offered))
+        try:
+            for file in manifest.files[group.rank :: group.size]:
+                read_verified(store, path, manifest, file, memoryview(memory), alive)
+        except (CheckpointError, StorageError) as error:
+            trouble = json.dumps([type(error).__name__, str(error)])
+        found = [json.loads(text) for text in group.gather(trouble, "verifying a checkpoint") if text]
+    finally:
+        if own is not None:
+            own.close()
+    _raise_first(found)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return WholeState(manifest.facts, manifest.table, whole)
+
+
+def _memory_for(store: Store, path: str, manifest: Manifest) -> Segment:
+    needed, free = manifest.table.nbytes, free_memory_bytes()
+    if needed > free:  # that is no damage
+        raise StorageError(
+            f"{store.location}: {path} needs {needed / 2**20:,.0f} MiB of memory, and only {free / 2**20:,.0f} MiB are "
+            "free; free some, or use a larger machine"
+        )
+    return Segment(needed)
+
+
+def _raise_first(found: list[list[str]]) -> None:
+    """The storage's own trouble counts more than what looks like damage because of it."""
+    kinds: dict[str, type[DureError]] = {"StorageError": StorageError, "CheckpointError": CheckpointError}
+    for name, kind in kinds.items():
+        for named, words in found:
+            if named == name:
+                raise kind(words)
+
+
+def read_verified(
+    store: Store,
+    path: str,
+    manifest: Manifest,
+    file: File,
+    memory: memoryview | None = None,
+    alive: Callable[[], None] = lambda: None,
+) -> None:
+    """Read a file to its end, put its pieces to their places, and compare its hash."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, file.nbytes)))
+    spans = list(_places(manifest, file)) if memory is not None else []
+    for start in range(0, file.nbytes, CHUNK_BYTES):
+        chunk = buffer[: min(CHUNK_BYTES, file.nbytes - start)]
+        store.read_into(f"{path}/{file.name}", start, chunk)
+        digest.update(chunk)
+        alive()
+        end = start + len(chunk)
+        for at, nbytes, into in spans:
+            low, high = max(at, start), min(at + nbytes, end)
+            if low < high and memory is not None:
+                memory[into + low - at : into + high - at] = chunk[low - start : high - start]
+    if digest.hexdigest() != file.sha256:
+        raise CheckpointError(f"its {file.name} is damaged: it does not have the hash that the manifest says")
+
+
+def _places(manifest: Manifest, file: File) -> Iterator[tuple[int, int, int]]:
+    """Of each piece: where it is in the file, its bytes, where it belongs in the whole state's memory."""
+    at = file.data
+    for position, start, stop in file.pieces:
+        span = manifest.table.spans[position]
+        size = span.dtype.itemsize
+        yield at, (stop - start) * size, span.start + start * size
+        at += (stop - start) * size

@@ -18,8 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dure.base.errors import CheckpointError, StorageError
 from dure.base.say import printable
-from dure.checkpoint.state import FORMAT
-from dure.checkpoint.table import Table
+from dure.checkpoint.state import FORMAT, Table
 from dure.storage import Store
 
 MANIFEST = "manifest.json"
@@ -260,6 +259,24 @@ def check_files(store: Store, path: str, manifest: Manifest) -> None:
         size = store.size(f"{path}/{file.name}")
         if size != file.nbytes:
             raise CheckpointError(f"its {file.name} has {size:,} bytes instead of {file.nbytes:,}")
+
+
+def remove_checkpoint(store: Store, name: str) -> None:
+    """Remove a checkpoint so that it is whole or none, however far the removal comes."""
+    if store.renames:
+        store.rename_folder(name, f"{SAVING}{name}")
+        store.remove_tree(f"{SAVING}{name}")
+    else:
+        store.remove(f"{name}/{MANIFEST}")
+        store.remove_tree(name)
+
+
+def remove_unfinished(store: Store) -> None:
+    """Remove what was never finished, or not removed to its end; only while no save is under way."""
+    for name in store.names(""):
+        cut_short = name.startswith(PREFIX) and not store.renames and not store.exists(f"{name}/{MANIFEST}")
+        if name.startswith(SAVING) or cut_short:
+            store.remove_tree(name)
 
 
 def _dump(value: Any) -> bytes:

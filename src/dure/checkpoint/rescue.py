@@ -1,4 +1,4 @@
-"""A state that its storage refuses, saved elsewhere before it is lost.
+"""A state that its storage refuses, saved elsewhere before it is lost, and the words that say how the run goes on.
 
 Every node holds all of the state, so one node is enough: each in turn tries each place, until one has it. The result is
 an ordinary checkpoint, and a run that is given its place goes on from it.
@@ -18,13 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dure.base.errors import CheckpointError, DureError
+import torch
+
+from dure.base.errors import CheckpointError, DureError, Resumable
 from dure.base.files import make_folders, make_own_folder
-from dure.checkpoint.background import Background
-from dure.checkpoint.retain import Retention
-from dure.checkpoint.save import WRITE_SECONDS, Saver, SaveResult
-from dure.checkpoint.state import State
-from dure.comm.group import Group
+from dure.base.in_image import digest_inside
+from dure.checkpoint.find import Places
+from dure.checkpoint.snapshot import Background
+from dure.checkpoint.state import Share, State
+from dure.checkpoint.storage_tier import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
+from dure.comm.group import Group, node_group
+from dure.comm.topology import Topology
 from dure.storage import open_store
 
 Kind = Literal["storage", "rescue", "temporary"]
@@ -50,7 +54,7 @@ class Rescued:
 
 
 @dataclass(frozen=True)
-class Savers:
+class RescueRanks:
     """Who saves: all ranks, and those of this node."""
 
     everyone: Group
@@ -70,14 +74,14 @@ def rescue(
     take: Callable[[], State],
     targets: Sequence[RescueTarget],
     key: str,
-    team: Savers,
+    team: RescueRanks,
     finite: Callable[[str], bool],
     alive: Callable[[], None],
 ) -> Rescued:
     """Save the state in the first place that has room; CheckpointError with what each of them says. A collective call.
 
     `take` captures this rank's share of the state, cut among the ranks of its node. `key` tells runs apart in places
-    that are not the run's own. `finite`: see `Saver`. `alive` is called while it waits.
+    that are not the run's own. `finite`: see `CheckpointWriter`. `alive` is called while it waits.
     """
     found: list[Rescued] = []
     work = Background("rescue")
@@ -94,7 +98,7 @@ def _first_place(
     take: Callable[[], State],
     targets: Sequence[RescueTarget],
     key: str,
-    team: Savers,
+    team: RescueRanks,
     finite: Callable[[str], bool],
 ) -> Rescued:
     troubles: list[str] = []
@@ -131,9 +135,11 @@ def _tried(
     if not trouble:
         location = folder if target.kind == "storage" else f"{folder.rstrip('/')}/{key}"
         try:
-            saver = Saver(open_store(location), ranks, Retention(1), lambda: None, outcomes.append, finite)
-            saver.begin(take())
-            trouble = "" if saver.wait() else f"{location}: the write did not end"
+            writer = CheckpointWriter(
+                open_store(location), ranks, Retention(1), lambda: None, outcomes.append, finite
+            )
+            writer.begin(take())
+            trouble = "" if writer.wait() else f"{location}: the write did not end"
         except DureError as error:
             trouble = str(error)
         trouble = trouble or outcomes[0].trouble or ""
@@ -141,3 +147,74 @@ def _tried(
         with contextlib.suppress(OSError):
             shutil.rmtree(own)
     return json.dumps({"trouble": trouble} if trouble else {"folder": folder, "host": socket.gethostname()})
+
+
+@dataclass(frozen=True)
+class Rescue:
+    """Has the last state saved elsewhere, and says how the run goes on. All ranks call all methods, in step."""
+
+    places: Places
+    topology: Topology
+    group: Group
+    """All ranks."""
+    take: Callable[[Share], State]
+    """Captures a share of the state, of those that the ranks of a node make up."""
+    finite: Callable[[str], bool]
+    """Whether a tensor, by its name in the state, must hold finite numbers only."""
+    alive: Callable[[], None]
+    """Called in waits."""
+
+    def after_stop(self, trouble: str) -> str:
+        """Where a run that was asked to stop goes on from."""
+        before = f"from the checkpoint before, as this one could not be saved: {trouble}"
+        try:
+            rescued = self._save()
+        except CheckpointError as error:
+            return f"{before}; elsewhere: {error}"
+        if rescued.kind != "temporary":
+            return "from there"
+        return (
+            f"{before}. The state itself is in {rescued.folder} on {rescued.host}: with --rescue-dir {rescued.folder} "
+            "it goes on from there"
+        )
+
+    def after_last_step(self, trouble: str) -> str:
+        """A note, when one node could save the state where it belongs. Else raises what the run ends with: Resumable
+        when the very same command goes on from there, CheckpointError when somebody has to do something."""
+        where = self.places.storage
+        told = f"all steps are done, but the last checkpoint could not be saved in {where}: {trouble}"
+        try:
+            rescued = self._save()
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{told}; elsewhere: {error}. Make room, and run the same command again: it goes on from the "
+                "checkpoint before; --rescue-dir DIR gives it another place"
+            ) from None
+        match rescued.kind:
+            case "storage":
+                return f"the last checkpoint was saved by {rescued.host} alone: {trouble}"
+            case "rescue":
+                raise Resumable(
+                    f"{told}. It is in {rescued.folder}: the same command with --run-dir {self.places.run.path} goes "
+                    "on from there"
+                )
+            case "temporary":
+                raise CheckpointError(
+                    f"{told}. It is in {rescued.folder} on {rescued.host}: the same command with --run-dir "
+                    f"{self.places.run.path} --rescue-dir {rescued.folder} goes on from there"
+                )
+
+    def _save(self) -> Rescued:
+        """Have one node save all of the state, in the first place that takes it."""
+        places, topology = self.places, self.topology
+        targets = [RescueTarget("storage", places.storage)] if topology.nodes > 1 else []
+        if places.rescue is not None:
+            targets.append(RescueTarget("rescue", places.rescue))
+        if digest_inside() is None:  # in an image, folders for temporary files are gone with it
+            targets += temporary_places()
+        node_ranks = node_group(self.group, topology.node, topology.local_rank, torch.device("cpu"))
+        if node_ranks is self.group:
+            node_ranks = self.group.twin(WRITE_SECONDS)
+        ranks = RescueRanks(self.group.twin(WRITE_SECONDS), node_ranks, topology.node, topology.nodes)
+        share = Share(topology.local_rank, topology.local_size)
+        return rescue(lambda: self.take(share), targets, places.rescue_key, ranks, self.finite, self.alive)

@@ -10,8 +10,7 @@ import torch
 from dure.base.errors import CheckpointError
 from dure.base.say import printable
 from dure.checkpoint.capture import optimized
-from dure.checkpoint.plain import from_plain
-from dure.checkpoint.state import COUNTER, MODEL, OPTIMIZER, Part, Schedule, Sharing, WholeState
+from dure.checkpoint.state import COUNTER, MODEL, OPTIMIZER, Part, Schedule, Sharing, WholeState, from_plain
 from dure.comm.param_sync import flat
 from dure.device.fingerprint import named_weights
 

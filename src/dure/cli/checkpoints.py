@@ -18,7 +18,7 @@ def checkpoints(
 ) -> None:
     """List a run's checkpoints, newest first: step, time, size, verified or why not."""
     from dure.base.run_folder import RunFolder
-    from dure.checkpoint.listing import as_rows, in_words
+    from dure.checkpoint.export import as_rows, in_words
 
     rows = as_rows(RunFolder(run.absolute()), verify=verify)
     print(json.dumps({"checkpoints": rows}) if as_json else in_words(rows))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dure.base.errors import DureError
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.where import location
+from dure.checkpoint.find import Places
 from dure.config import LoadedJob
 from dure.doctor.node import GOES_IN, serve
 from dure.image.enter import command_inside
@@ -69,7 +69,7 @@ def serve_inside() -> int:
 @contextlib.contextmanager
 def _as_it_was(order: Order) -> Iterator[None]:
     """Remove the folders that were made for the mounts, at the end."""
-    saves = location(order.loaded, RunFolder(order.run_folder))
+    saves = Places.of_job(order.loaded, RunFolder(order.run_folder)).storage
     places = [order.run_folder, *([] if "://" in saves else [Path(saves)])]
     new = {folder for place in places for folder in (place, *place.parents) if not folder.exists()}
     try:

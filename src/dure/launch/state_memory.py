@@ -1,7 +1,7 @@
 """Memory that outlives the ranks: files without a name, held open by the launcher.
 
 The launcher never looks into them: ranks map them through `/proc/<launcher>/fd`, fill them and find them
-again after a restart (`dure.checkpoint.memory`). The kernel frees them when the launcher is gone, however it ends.
+again after a restart (`dure.checkpoint.memory_tier`). The kernel frees them when the launcher is gone, however it ends.
 """
 
 from __future__ import annotations

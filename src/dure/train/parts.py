@@ -42,7 +42,7 @@ class Parts:
         return {name: self._named(name, "eval.metrics", METRICS) for name in self._loaded.job.eval.metrics}
 
     def eval_data(self) -> Any:
-        """What the model is judged on, or None."""
+        """What the model is evaluated on, or None."""
         job = self._loaded.job
         if job.eval.factory is None:
             return None

@@ -11,7 +11,10 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dure import __version__
 from dure.base.run_folder import RunFolder
+from dure.checkpoint.find import Places
+from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
 from dure.device.fingerprint import weights_sha256
@@ -24,8 +27,8 @@ from dure.step import update
 from dure.step.lockstep import StepResult, probe_on
 from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
-from dure.train.keeping import Keeping, Reached, Trained
 from dure.train.parts import Parts
+from dure.train.progress import Progress
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -65,7 +68,7 @@ class Run:
     seconds: dict[str, float]
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
-    at: Reached = field(default_factory=Reached)
+    at: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
@@ -98,8 +101,8 @@ class Run:
             )
         self.schedule = update.make_schedule(job.train, self.optimizer)
         self.recipe = self._agree_on_recipe()
-        self.keeping = self._keeping()
-        self.keeping.resume()
+        self.checkpoints = self._checkpoint_manager()
+        self.checkpoints.resume()
         self.start = self.at.steps_done
         self.batches = self.batches.starting_at(self.start)
         self._record_team()
@@ -107,57 +110,68 @@ class Run:
 
     def train(self) -> None:
         """The loop."""
-        job, began, judging = self.loaded.job, time.perf_counter(), 0.0
+        began, evaluating = time.perf_counter(), 0.0
         for batch in self.batches:
-            outcome = self.team.forward_backward(self.model, batch, self.loss_sum, self.keeping.step_flags())
-            updating = time.perf_counter()
-            self.keeping.before_update()
-            with self.keeping.updating():
-                norm = self.team.update(
-                    self.model, self.optimizer, schedule=self.schedule, clip_norm=job.train.clip_norm
-                )
-            self.record(batch, outcome, norm, time.perf_counter() - updating)
-            if job.train.prove_every and self.at.steps_done % job.train.prove_every == 0:
-                self.prove()
-            if self._evaluation_is_due(batch):
-                judging += self.evaluate()
-            if self.at.steps_done == self.start + 1:
-                self.keeping.make_ready()
-            self.keeping.refuse_bad_states(outcome.flags)
-            self.keeping.keep_if_due()
-            self.keeping.save_if_due(outcome.flags)
+            result = self.team.forward_backward(
+                self.model, batch, self.loss_sum, self.checkpoints.step_flags()
+            )
+            norm, update_seconds = self.update()
+            self.record(batch, result, norm, update_seconds)
+            self.prove_if_due()
+            evaluating += self.evaluate_if_due(batch)
+            self.checkpoints.save_if_due(result.flags)
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
-        self.seconds["train"] = time.perf_counter() - began - judging
-        if self.at.judged_after != self.at.steps_done:
-            self.keeping.begin_last()  # whatever the evaluation comes to, the training is not lost
-            judging += self.evaluate()
-        self.seconds["eval"] = judging
+        self.seconds["train"] = time.perf_counter() - began - evaluating
+        if not self.at.evaluated:
+            self.checkpoints.begin_last()  # whatever the evaluation comes to, the training is not lost
+            evaluating += self.evaluate()
+        self.seconds["eval"] = evaluating
 
-    def _evaluation_is_due(self, batch: Batch) -> bool:
+    def update(self) -> tuple[float | None, float]:
+        """Update the replica; returns the gradients' norm, if it was clipped, and the seconds it took."""
+        began = time.perf_counter()
+        with self.checkpoints.updating():
+            norm = self.team.update(
+                self.model,
+                self.optimizer,
+                schedule=self.schedule,
+                clip_norm=self.loaded.job.train.clip_norm,
+            )
+        return norm, time.perf_counter() - began
+
+    def prove_if_due(self) -> None:
+        """Every `train.prove_every` steps."""
+        every = self.loaded.job.train.prove_every
+        if every and self.at.steps_done % every == 0:
+            self.prove()
+
+    def evaluate_if_due(self, batch: Batch) -> float:
         """After an epoch of training; the run's last evaluation comes after its last checkpoint was begun."""
         every = self.loaded.job.eval.every_epochs
         is_last_step = self.at.steps_done == self.batches.steps
-        return bool(every) and batch.last_of_epoch and not is_last_step and (batch.epoch + 1) % every == 0
+        if not every or not batch.last_of_epoch or is_last_step or (batch.epoch + 1) % every:
+            return 0.0
+        return self.evaluate()
 
-    def record(self, batch: Batch, outcome: StepResult, norm: float | None, updating: float) -> None:
-        """Keep what the step came to; costs the training thread some microseconds."""
-        self.at.loss = outcome.loss
+    def record(self, batch: Batch, result: StepResult, norm: float | None, update_seconds: float) -> None:
+        """Record the step's result; costs the training thread some microseconds."""
+        self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
-        self.at.ledger.add(outcome.samples, outcome.mark, ends_epoch=batch.last_of_epoch)
+        self.at.ledger.add(result.samples, result.mark, ends_epoch=batch.last_of_epoch)
         few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
             events.Stepped(
                 epoch=batch.epoch,
                 step=batch.step,
-                loss=outcome.loss,
+                loss=result.loss,
                 samples=len(batch.ids),
                 samples_of_batch=batch.size,
                 seconds={
                     "data": round(batch.waited_seconds, 6),
-                    "compute": round(outcome.compute_seconds, 6),
-                    "exchange": round(outcome.exchange_seconds, 6),
-                    "update": round(updating, 6),
+                    "compute": round(result.compute_seconds, 6),
+                    "exchange": round(result.exchange_seconds, 6),
+                    "update": round(update_seconds, 6),
                 },
                 lr=self.optimizer.param_groups[0]["lr"],
                 grad_norm=norm,
@@ -175,11 +189,11 @@ class Run:
         return found
 
     def evaluate(self) -> float:
-        """Judge the model, if the job says on what; returns the seconds it took."""
+        """Evaluate the model, if the job says on what; returns the seconds it took."""
         began = time.perf_counter()
         if self.eval_data is not None:
             job = self.loaded.job
-            judged = self.team.evaluate(
+            found = self.team.evaluate(
                 self.model,
                 self.eval_data,
                 {"loss": self.loss_sum, **self.measures},
@@ -187,15 +201,15 @@ class Run:
                 workers=job.data.workers,
                 collate=self.collate,
             )
-            self.at.metrics, self.at.judged_after = judged.metrics, self.at.steps_done
-            self.at.ledger.add_evaluation(judged.samples_of_all, judged.mark_of_all, len(self.eval_data))
+            self.at.metrics, self.at.evaluated_after = found.metrics, self.at.steps_done
+            self.at.ledger.add_evaluation(found.samples_of_all, found.mark_of_all, len(self.eval_data))
             self.recorder.record(
                 events.Evaluated(
                     self.at.steps_done - 1,
-                    judged.metrics,
-                    judged.samples,
+                    found.metrics,
+                    found.samples,
                     len(self.eval_data),
-                    f"{judged.mark:016x}",
+                    f"{found.mark:016x}",
                 )
             )
         return time.perf_counter() - began
@@ -206,7 +220,7 @@ class Run:
         fingerprint = self.prove() or self._own_fingerprint()
         sha256 = weights_sha256(self.model.module)
         apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
-        self.keeping.save_last()
+        self.checkpoints.save_last()
         self.recorder.record(events.Ended(self.at.steps_done, fingerprint, sha256, self.recorder.lost))
         self.recorder.close()
         self.seconds["prove"] = time.perf_counter() - began
@@ -246,17 +260,31 @@ class Run:
             read_bytes=int(self.weights.access["read_bytes"]),
         )
 
-    def _keeping(self) -> Keeping:
-        trained = Trained(
-            self.model,
-            self.optimizer,
-            self.schedule,
-            self.batches.steps,
-            self.batches.plan.split.steps,
-            self.recipe,
-            self.recipe_words,
+    def _checkpoint_manager(self) -> CheckpointManager:
+        team, optimizer = self.team, self.optimizer
+        facts = {
+            "recipe": self.recipe,
+            "job": self.loaded.to_json(),
+            "seed": team.setting.seed,
+            "shards": team.setting.shards,
+            "threads": team.threads,
+            "versions": {"dure": __version__, "torch": torch.__version__},
+        }
+        return CheckpointManager(
+            self.loaded.job.checkpoint,
+            Places.of_job(self.loaded, self.folder),
+            Ranks(team.topology, team.group, team.setting.device, team.setting.sync),
+            Replica(
+                self.model.module,
+                optimizer,
+                self.schedule,
+                lambda: team.sharing(optimizer),
+                lambda step: team.prove(self.model, optimizer, step),
+            ),
+            self.at,
+            RunInfo(self.batches.steps, self.batches.plan.split.steps, self.recipe_words, facts),
+            Reporting(self.recorder, team.heartbeat, self._note),
         )
-        return Keeping(self.loaded, self.folder, self.team, self.recorder, trained, self.at, self._note)
 
     def _own_fingerprint(self) -> str:
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))

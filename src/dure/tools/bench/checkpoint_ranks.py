@@ -19,11 +19,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 import dure
 from dure.base.errors import DureError
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.memory import MemoryTier, memory_tier
-from dure.checkpoint.pages import make_present
-from dure.checkpoint.retain import Retention
-from dure.checkpoint.save import WRITE_SECONDS, Saver, SaveResult
+from dure.checkpoint.memory_tier import MemoryTier, memory_tier
+from dure.checkpoint.snapshot import make_present
 from dure.checkpoint.state import Share, State
+from dure.checkpoint.storage_tier import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
 from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
 from dure.storage import open_store
@@ -50,11 +49,13 @@ class Trained:
         self.share = Share(team.rank, team.topology.size)
         storage.mkdir(parents=True, exist_ok=True)
         group = team.group.twin(WRITE_SECONDS)
-        self.saver = Saver(open_store(storage), group, Retention(1), lambda: None, self.outcomes.append)
+        self.writer = CheckpointWriter(
+            open_store(storage), group, Retention(1), lambda: None, self.outcomes.append
+        )
         self.memory = self._memory_tier()
         self.step = 0
-        state = self.capture(self.share)  # as `Keeping.make_ready` does
-        make_present([*self.memory.buffers(state), self.saver.buffer(state)])
+        state = self.capture(self.share)  # as `CheckpointManager` does
+        make_present([*self.memory.buffers(state), self.writer.buffer(state)])
 
     def _memory_tier(self) -> MemoryTier:
         topology = self.team.topology
@@ -72,11 +73,11 @@ class Trained:
     def begin_save(self) -> None:
         """Snapshot and begin to write."""
         self.step += 1
-        self.saver.begin(self.capture(self.share))
+        self.writer.begin(self.capture(self.share))
 
     def finish_save(self) -> None:
         """Wait for the writing."""
-        if not self.saver.wait() or self.outcomes[-1].trouble is not None:
+        if not self.writer.wait() or self.outcomes[-1].trouble is not None:
             raise DureError(f"a checkpoint could not be saved: {self.outcomes[-1].trouble}")
 
     def keep(self) -> None:

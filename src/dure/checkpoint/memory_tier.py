@@ -7,6 +7,7 @@ agrees on the newest state that a node has whole and sound, brings it to those t
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,17 +18,88 @@ from typing import Any
 import torch
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.background import Background
-from dure.checkpoint.cadence import Cadence, Costs
-from dure.checkpoint.slot import Slot
-from dure.checkpoint.spread import spread
-from dure.checkpoint.state import Share, State, WholeState
-from dure.checkpoint.witness import LiveHash
+from dure.checkpoint.memory_slot import Slot
+from dure.checkpoint.snapshot import Background
+from dure.checkpoint.state import LiveHash, Piece, Share, State, Table, WholeState
 from dure.comm.group import Group
 from dure.comm.topology import KEEP_VARIABLE
 
+SHARE_OF_TIME = 0.01
+"""Of a step's time, that keeping states may take."""
+MOST_STEPS = 1_000
+"""That a crash may cost, however expensive it is to keep a state."""
+_FIRST_TOUCHES = 2
+"""The first state in each slot also pays for fresh memory, once; that says nothing of the next ones."""
+_CHUNK_BYTES = 16 << 20
 _SHARE_OF_FREE_MEMORY = 0.5
 _SIGN_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What all ranks agree on: the slowest one's cost of keeping a state, and the fastest one's step."""
+
+    state_seconds: float
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When the next state is kept: the same on every rank, as all know the same costs."""
+
+    every: int | None
+    """Steps between two; None: as many as stay under `SHARE_OF_TIME`."""
+    due: int
+    """The state before this step is to be kept."""
+    steps: int = 1
+    """Between this state and the one before."""
+    kept: int = 0
+
+    @classmethod
+    def begin(cls, every: int | None, step: int) -> Cadence:
+        """For a run that goes on with `step`."""
+        return cls(every, step + (every or 1), every or 1)
+
+    @property
+    def asks(self) -> bool:
+        """Whether ranks are to agree on the costs of the state that is due; not always, it takes an exchange."""
+        return self.every is None and self.kept >= _FIRST_TOUCHES and (self.kept < 8 or self.kept % 16 == 0)
+
+    def after(self, step: int, costs: Costs | None) -> Cadence:
+        """What follows when a state was kept before `step`, at these costs, if ranks agreed on them."""
+        steps = self.every or self.steps
+        if self.every is None and costs is not None:
+            fitting = costs.state_seconds / (SHARE_OF_TIME * max(costs.step_seconds, 1e-6))
+            steps = max(1, math.ceil(min(fitting, MOST_STEPS)))
+        return Cadence(self.every, step + steps, steps, self.kept + 1)
+
+
+def spread(found: WholeState | None, giver: int, group: Group, *, wanted: bool) -> State | None:
+    """What the rank `giver` has `found`, all of it, on every rank where it is `wanted`. A collective call."""
+    what = "bringing a state to a node that has none"
+    told = (
+        json.dumps([found.facts, found.table.to_plain()]) if found is not None and group.rank == giver else ""
+    )
+    facts, spans = json.loads(group.gather(told, what)[giver])
+    table = Table.from_plain(spans)
+    gives = found is not None and group.rank == giver
+    kept = torch.empty(table.nbytes, dtype=torch.uint8) if wanted else None
+    passing = torch.empty(0 if gives or wanted else min(_CHUNK_BYTES, table.nbytes), dtype=torch.uint8)
+    for start in range(0, table.nbytes, _CHUNK_BYTES):
+        end = min(start + _CHUNK_BYTES, table.nbytes)
+        if gives:
+            assert found is not None
+            chunk = found.memory[start:end]
+        else:
+            chunk = passing[: end - start] if kept is None else kept[start:end]
+        group.from_rank(giver, chunk, what)
+    return None if kept is None else _all_of(facts, table, kept)
+
+
+def _all_of(facts: dict[str, Any], table: Table, memory: torch.Tensor) -> State:
+    whole = WholeState(facts, table, memory)
+    pieces = tuple(Piece(span, 0, span.numel, whole.elements(span.name)) for span in table.spans)
+    return State(facts, table, pieces, pieces)
 
 
 @dataclass(frozen=True)
@@ -57,9 +129,9 @@ class MemoryTier:
         self._kept_at: tuple[int, float] | None = None
         # A fingerprint takes half as long as the copy; the step need not wait for it.
         self._signing = Background("sign for a state")
-        self._witness: LiveHash | None = None
+        self._neighbour: LiveHash | None = None
         self._unchecked: Slot | None = None
-        """The last state, until its parts were compared with what their witnesses saw."""
+        """The last state, until its parts were compared with the hashes that their neighbours took."""
         self._has_room = False
 
     def newest(self) -> Found | None:
@@ -120,12 +192,12 @@ class MemoryTier:
         signing_seconds = self._signing.cpu_seconds  # the last one's
         slot = self._slots[self._next_slot]
         sign = slot.fill(state, self.share.part, self.share.parts)
-        witness = state.witness
-        self._witness, self._unchecked = witness, slot
+        neighbour = state.neighbour
+        self._neighbour, self._unchecked = neighbour, slot
         self._next_slot = 1 - self._next_slot
         copying_seconds = time.perf_counter() - began
         self._signing.begin(
-            lambda: sign("" if witness is None else witness.take(), events()), copying_seconds
+            lambda: sign("" if neighbour is None else neighbour.take(), events()), copying_seconds
         )
         # Where ranks outnumber the cores, the steps after wait for the signing of all of them.
         crowd = max(1.0, self.share.parts / len(os.sched_getaffinity(0)))
@@ -135,13 +207,13 @@ class MemoryTier:
         self._kept_at = (step, time.perf_counter())
 
     def before_update(self) -> None:
-        """Wait until what this rank witnesses has been hashed: the replica is about to change."""
-        if self._witness is not None:
-            self._witness.wait()
-            self._witness = None
+        """Wait until the neighbour's share is hashed: the replica is about to change."""
+        if self._neighbour is not None:
+            self._neighbour.wait()
+            self._neighbour = None
 
     def differs(self) -> bool:
-        """Whether a part of the last state is not what its witness saw; looked at once all have signed."""
+        """Whether a part of the last state is not what the rank before has; compared once all have signed."""
         slot = self._unchecked
         if slot is None or self._signing.busy or slot.records() is None:
             return False

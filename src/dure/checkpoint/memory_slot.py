@@ -2,9 +2,9 @@
 
 Every rank of a node writes its part of the bytes, then a record that says so. A slot is whole when the records
 of all parts are there and speak of the same step: no rank has to wait for another. A rank that is killed in
-the middle leaves no record; one that went wild leaves bytes that do not have the recorded fingerprint.
+the middle leaves no record; one that wrote at random leaves bytes that do not have the recorded fingerprint.
 
-    records    64 bytes a part
+    records    64 bytes per part
     journals   of each part: which bytes are its own, their fingerprint, what the rank saw of the next part in its own
                replica, events that may not be on disk yet
     facts      of the state, as JSON
@@ -29,9 +29,7 @@ import torch
 import xxhash
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.state import State, WholeState
-from dure.checkpoint.table import LINE_BYTES, Table
-from dure.checkpoint.witness import disagreeing
+from dure.checkpoint.state import LINE_BYTES, State, Table, WholeState, disagreeing
 
 _MOST_PARTS = 1024
 _RECORD_BYTES = 64
@@ -44,7 +42,7 @@ _CHECK = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Record:
-    """A rank's word that its part of a state is in the slot."""
+    """Says that one rank's part of a state is in the slot."""
 
     part: int
     parts: int
@@ -110,10 +108,10 @@ class Slot:
             len(state.alike) == len(state.pieces),
         )
 
-        def sign(witnessed: str, events: str) -> None:
+        def sign(neighbour: str, events: str) -> None:
             shared = _fingerprint(tensors, alike)
             whole = shared if all_alike else _fingerprint(tensors, runs)
-            seen = {"fingerprint": whole, "shared": shared, "witnessed": witnessed}
+            seen = {"fingerprint": whole, "shared": shared, "witnessed": neighbour}
             told = json.dumps({**_fitting(runs, events), **seen}).encode()
             at = _journal_at(part)
             memory[at : at + len(told)] = told
@@ -156,14 +154,14 @@ class Slot:
         return _fingerprint(tensors, journal["runs"]) == str(journal["fingerprint"])
 
     def shared(self) -> tuple[str, ...]:
-        """The fingerprints of all parts, by part, as far as other ranks hold the same; none when a witness saw other
-        bits, or when they are not all there yet."""
+        """The fingerprints of all parts, by part, as far as other ranks hold the same; none when the rank before has
+        other bits of one, or when they are not all there yet."""
         records = self.records()
         journals = [self._journal(record) for record in records or []]
         told = [journal for journal in journals if journal is not None]
         shared = [str(journal.get("shared", "")) for journal in told]
-        witnessed = [str(journal.get("witnessed", "")) for journal in told]
-        if len(told) < len(journals) or (len(told) > 1 and disagreeing(shared, witnessed)):
+        neighbours = [str(journal.get("witnessed", "")) for journal in told]
+        if len(told) < len(journals) or (len(told) > 1 and disagreeing(shared, neighbours)):
             return ()
         return tuple(shared)
 
@@ -256,4 +254,4 @@ def _fitting(runs: list[tuple[int, int]], events: str) -> dict[str, Any]:
         journal = {"runs": runs, "fingerprint": blank, "shared": blank, "witnessed": blank, "events": told}
         if len(json.dumps(journal)) <= _JOURNAL_BYTES:  # json.dumps gives ASCII: as many bytes as characters
             return journal
-    raise CheckpointError(f"a state in {len(runs)} pieces a rank cannot be kept in memory")
+    raise CheckpointError(f"a state in {len(runs)} pieces per rank cannot be kept in memory")

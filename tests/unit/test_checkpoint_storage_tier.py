@@ -4,7 +4,7 @@ import pytest
 from support.checkpoints import ALONE
 
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.keeper import BUSY, DUE, STOP, Keeper
+from dure.checkpoint.storage_tier import BUSY, DUE, STOP, StorageTier
 from dure.config import Checkpoint
 from dure.engine import run_job
 from dure.observe import events
@@ -12,38 +12,38 @@ from dure.storage import open_store
 
 
 @pytest.fixture
-def keeper(tmp_path):
+def storage_tier(tmp_path):
     def make(**settings):
         store = open_store(tmp_path)
         recorder = events.Recorder(None)
-        return Keeper(store, Checkpoint(**settings), ALONE, ALONE, recorder, tmp_path / "stop")
+        return StorageTier(store, Checkpoint(**settings), ALONE, ALONE, recorder, tmp_path / "stop")
 
     return make
 
 
-def test_a_checkpoint_is_due_by_steps_by_time_and_after_an_evaluation_for_the_best(keeper):
-    by_steps = keeper(every_steps=3, every_seconds=0)
-    assert [step for step in range(1, 8) if by_steps.due(0, step, judged=True)] == [3, 4, 5, 6, 7]
-    by_time = keeper()
-    assert not by_time.due(0, 3, judged=True)
-    assert by_time.due(DUE, 3, judged=False)
-    assert keeper(keep_best="loss").due(0, 5, judged=True)
+def test_a_checkpoint_is_due_by_steps_by_time_and_after_an_evaluation_for_the_best(storage_tier):
+    by_steps = storage_tier(every_steps=3, every_seconds=0)
+    assert [step for step in range(1, 8) if by_steps.due(0, step, evaluated=True)] == [3, 4, 5, 6, 7]
+    by_time = storage_tier()
+    assert not by_time.due(0, 3, evaluated=True)
+    assert by_time.due(DUE, 3, evaluated=False)
+    assert storage_tier(keep_best="loss").due(0, 5, evaluated=True)
 
 
-def test_one_that_is_due_while_another_is_written_waits_for_it(keeper):
-    waiting = keeper(every_steps=3)
-    assert not waiting.due(BUSY, 3, judged=False)
-    assert not waiting.due(BUSY, 4, judged=False)
-    assert waiting.due(0, 5, judged=False)
+def test_one_that_is_due_while_another_is_written_waits_for_it(storage_tier):
+    waiting = storage_tier(every_steps=3)
+    assert not waiting.due(BUSY, 3, evaluated=False)
+    assert not waiting.due(BUSY, 4, evaluated=False)
+    assert waiting.due(0, 5, evaluated=False)
 
 
-def test_whoever_is_asked_to_stop_saves_even_when_nothing_is_due(keeper, tmp_path):
-    asked = keeper(every_steps=100)
+def test_whoever_is_asked_to_stop_saves_even_when_nothing_is_due(storage_tier, tmp_path):
+    asked = storage_tier(every_steps=100)
     assert asked.step_flags() == 0
     (tmp_path / "stop").touch()
     assert asked.step_flags() == STOP
-    assert asked.due(STOP | BUSY, 7, judged=False)
-    signalled = keeper(every_steps=100)
+    assert asked.due(STOP | BUSY, 7, evaluated=False)
+    signalled = storage_tier(every_steps=100)
     (tmp_path / "stop").unlink()
     signalled.ask_to_stop()
     assert signalled.step_flags() == STOP

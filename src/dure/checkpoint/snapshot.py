@@ -1,21 +1,25 @@
-"""One rank's share as a safetensors file: copied once on the step path, written from that copy."""
+"""One rank's share as a safetensors file, off the step path: copied once into memory that is there before it is needed,
+then written from that copy by a thread of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import itertools
 import json
 import mmap
+import os
+import queue
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 
 from dure.checkpoint.manifest import File
-from dure.checkpoint.state import Piece, State
-from dure.checkpoint.table import Table, TensorSpan
-from dure.checkpoint.witness import fingerprint_of, is_not_finite
+from dure.checkpoint.state import Piece, State, Table, TensorSpan, fingerprint_of, is_not_finite
 from dure.device.copying import copy_into
 from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
@@ -24,6 +28,10 @@ from dure.storage.safetensors import DTYPES
 CHUNK_BYTES = 8 << 20
 _NOTHING = torch.empty(0)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
+_AT_ONCE_BYTES = 256 << 20
+_NICE = 10
+_LONGEST_PAUSE_SECONDS = 0.5
 
 
 class Snapshot:
@@ -127,3 +135,78 @@ def header_of(pieces: Iterable[tuple[TensorSpan, int, int]]) -> bytes:
     # Up to a page: what follows can go to the disk straight from a memory of pages.
     text += b" " * (-(len(text) + 8) % mmap.PAGESIZE)
     return len(text).to_bytes(8, "little") + text
+
+
+def make_present(memories: Iterable[torch.Tensor]) -> None:
+    """Have the kernel provide the pages of these flat memories. What stands in them stays.
+
+    An older kernel refuses; then the first write pays, as ever. The call does not hold the GIL.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for memory in memories:
+        end = memory.data_ptr() + memory.numel() * memory.element_size()
+        at = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        while at < end:
+            if madvise(at, min(_AT_ONCE_BYTES, end - at), _POPULATE_WRITE) != 0:
+                return
+            at += _AT_ONCE_BYTES
+
+
+class Background:
+    """A thread that is there for as long as the process, so that beginning something costs one queue put."""
+
+    def __init__(self, name: str, *, gives_way: bool = False) -> None:
+        """`gives_way`: at a lower priority than training. For work outside of Python only: a thread that waits for a
+        core while it holds the GIL would keep training waiting too."""
+        self._name = name
+        self._gives_way = gives_way
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], float]] = queue.SimpleQueue()
+        self._free = threading.Event()
+        self._free.set()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self.cpu_seconds = 0.0
+        """That the last call took."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still being done."""
+        return not self._free.is_set()
+
+    def begin(self, call: Callable[[], None], pause_seconds: float = 0.0) -> None:
+        """Have it done; nothing else may be under way.
+
+        After a copy, a pause as long: the other ranks of the node may still be copying, and all wait for the last.
+        """
+        assert not self.busy, "one thing at a time"
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._free.clear()
+        self._calls.put((call, min(pause_seconds, _LONGEST_PAUSE_SECONDS)))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for the end of what was begun; raises what that raised."""
+        if not self._free.wait(seconds):
+            return False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return True
+
+    def _run(self) -> None:
+        if self._gives_way:
+            with contextlib.suppress(OSError):  # not allowed here
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            call, pause_seconds = self._calls.get()
+            time.sleep(pause_seconds)
+            began = time.thread_time()
+            try:
+                call()
+            except Exception as error:
+                self._error = error
+            self.cpu_seconds = time.thread_time() - began
+            del call  # what it holds is the next step's
+            self._free.set()
