@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dure.config import ParamGroup, Job, Mount
+from dure.config import Job, Mount, ParamGroup
 
 _LISTS: dict[str, tuple[str, type[BaseModel]]] = {
     "train": ("train.groups.", ParamGroup),
