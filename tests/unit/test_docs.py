@@ -11,17 +11,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PAIRS = [(page, page.with_suffix(".ko.md")) for page in PAGES if page.with_suffix(".ko.md").exists()]
 
 
-def job_settings():
-    """tools/job_settings.py, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("job_settings", ROOT / "tools" / "job_settings.py")
+def tool(name):
+    """A module of tools/, which is not a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def all_rows():
-    tool = job_settings()
-    return [row for prefix, section in tool.sections() for row in tool.rows(prefix, section)]
+    settings = tool("job_settings")
+    return [row for prefix, section in settings.sections() for row in settings.rows(prefix, section)]
 
 
 def parts(page):
@@ -102,6 +102,30 @@ def test_a_newcomer_finds_the_file_from_the_readme(name, file):
 def test_no_page_uses_a_word_that_the_glossary_replaced(page):
     old = r"council|nursery|\bpulses?\b|맥박|\blitter\b|\boutbox\b|cluster(?:\.ko)?\.md"
     assert re.findall(old, page.read_text(encoding="utf-8"), flags=re.IGNORECASE) == []
+
+
+def test_the_generated_pages_have_every_command_and_every_public_name():
+    import typer
+
+    import dure
+    from dure.cli import app
+
+    site = tool("docs_site")
+    titles = re.findall(r"^#+ `dure ([\w ]+)`$", site.command_line(), flags=re.MULTILINE)
+    assert {title.split()[0] for title in titles} == set(typer.main.get_command(app).commands)
+    names = re.findall(r"^::: [\w.]+\.(\w+)$", site.api(), flags=re.MULTILINE)
+    assert set(names) == set(dure.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_of_source_files_in_the_text_exist(page):
+    if page.name in ("CHANGELOG.md", "log.md"):
+        return  # history
+    text = page.read_text(encoding="utf-8")
+    paths = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.(?:py|c))`", text)
+    assert [
+        path for path in paths if not any((ROOT / base / path).exists() for base in ("", "src", "src/dure"))
+    ] == []
 
 
 def code_shape(page):
