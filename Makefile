@@ -1,8 +1,10 @@
 # The project's commands. Each does the set-up it needs.
 PYTHON ?= python3
 BIN := .venv/bin
+# --strict: a broken link or anchor, or a page that is in no menu, is an error. The variable silences an advertisement.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: setup demo demo-cluster check test soak bench clean help
+.PHONY: setup demo demo-cluster check docs test soak bench clean help
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
@@ -22,11 +24,18 @@ demo-cluster: setup  ## two nodes, an image, shared storage: the documents' pict
 	tools/system-packages
 	tools/demo-cluster
 
-check: setup  ## format, lint, types, import layers
+check: setup  ## format, lint, types, import layers, dead code, spelling, the documentation and its links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vulture
+	$(BIN)/codespell
+	$(MKDOCS) --quiet --site-dir build/site-check
+	$(BIN)/python -m pytest -q tests/unit/test_docs.py
+
+docs: setup  ## the documentation as a site, in site/: open site/index.html; needs no network
+	$(MKDOCS)
 
 test: setup  ## all tests but the long ones, in streams side by side; then their slowest, and one line of counts
 	tools/system-packages
@@ -45,4 +54,4 @@ bench: setup  ## print the figures: starting ranks, one all-reduce, step time, l
 	$(BIN)/dure bench recover
 
 clean:  ## remove what the commands above made
-	rm -rf .venv runs shared build dist
+	rm -rf .venv runs shared build dist site

@@ -11,17 +11,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PAIRS = [(page, page.with_suffix(".ko.md")) for page in PAGES if page.with_suffix(".ko.md").exists()]
 
 
-def job_settings():
-    """tools/job_settings.py, which is not in a package."""
-    spec = importlib.util.spec_from_file_location("job_settings", ROOT / "tools" / "job_settings.py")
+def tool(name):
+    """A module of tools/, which is not a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def all_rows():
-    tool = job_settings()
-    return [row for prefix, section in tool.sections() for row in tool.rows(prefix, section)]
+    settings = tool("job_settings")
+    return [row for prefix, section in settings.sections() for row in settings.rows(prefix, section)]
 
 
 def parts(page):
@@ -35,9 +35,16 @@ def heading_levels(page):
 
 
 def commands(page):
-    """What a reader types: lines after `$ `. The Korean page may ask for Korean output."""
-    lines = [line for block in parts(page)[1] for line in block.splitlines()]
-    return [line.removesuffix(" --lang ko") for line in lines if line.startswith("$ ")]
+    """What a reader types: lines after `$ `, and lines that are `dure` or `make` themselves, without their comments.
+
+    The Korean page may ask for Korean output.
+    """
+    lines = [re.sub(r"\s+# .*", "", line) for block in parts(page)[1] for line in block.splitlines()]
+    return [
+        line.removesuffix(" --lang ko")
+        for line in lines
+        if line.startswith("$ ") or re.match(r"(\.venv/bin/)?(dure|make) ", line)
+    ]
 
 
 def anchors(page):
@@ -69,11 +76,69 @@ def test_no_page_names_a_setting_that_is_gone(name):
     }
 
 
-def test_the_pages_that_a_newcomer_needs_are_there_in_korean():
-    assert {page.name for page, _ in PAIRS} == {
-        "README.md", "checkpoints.md", "cluster.md", "exactness.md", "job.md", "launching.md", "loading.md",
-        "recovery.md", "reduce.md", "storage.md",
-    }  # fmt: skip
+def test_every_page_of_the_site_but_the_log_is_there_in_korean():
+    english = {page.name for page in (ROOT / "docs").glob("*.md") if not page.name.endswith(".ko.md")}
+    assert {page.name for page, _ in PAIRS} == (english - {"log.md"}) | {"README.md"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+def test_a_newcomer_reads_a_readme_of_150_lines_at_most(name):
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+@pytest.mark.parametrize(
+    "file",
+    ["data/shards.py", "comm/reduce/hook.py", "launch/nodes/membership.py", "config/sections.py"],
+)
+def test_a_newcomer_finds_the_file_from_the_readme(name, file):
+    """How a sample gets to a rank, where gradients are added, a lost node, where a setting is defined."""
+    assert f"](src/dure/{file})" in (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_no_page_uses_a_word_that_the_glossary_replaced(page):
+    old = r"council|nursery|\bpulses?\b|맥박|\blitter\b|\boutbox\b|cluster(?:\.ko)?\.md"
+    assert re.findall(old, page.read_text(encoding="utf-8"), flags=re.IGNORECASE) == []
+
+
+def test_the_generated_pages_have_every_command_and_every_public_name():
+    import typer
+
+    import dure
+    from dure.cli import app
+
+    site = tool("docs_site")
+    titles = re.findall(r"^#+ `dure ([\w ]+)`$", site.command_line(), flags=re.MULTILINE)
+    assert {title.split()[0] for title in titles} == set(typer.main.get_command(app).commands)
+    names = re.findall(r"^::: [\w.]+\.(\w+)$", site.api(), flags=re.MULTILINE)
+    assert set(names) == set(dure.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_of_source_files_in_the_text_exist(page):
+    if page.name in ("CHANGELOG.md", "log.md"):
+        return  # history
+    text = page.read_text(encoding="utf-8")
+    paths = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.(?:py|c))`", text)
+    assert [
+        path for path in paths if not any((ROOT / base / path).exists() for base in ("", "src", "src/dure"))
+    ] == []
+
+
+def code_shape(page):
+    """The language of every code block: the same blocks in the same order."""
+    return re.findall(
+        r"^```(\w*)\n.*?^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+
+
+def links(page):
+    """Where a page leads, without the language, the anchor and the switch to the other language."""
+    found = re.findall(r"\]\(([^)\s]+)\)", parts(page)[0])
+    return sorted(re.sub(r"#.*", "", link).replace(".ko.", ".") for link in found)
 
 
 @pytest.mark.parametrize(("english", "korean"), PAIRS, ids=lambda page: page.name)
@@ -84,10 +149,15 @@ def test_both_languages_have_the_same_sections(english, korean):
 @pytest.mark.parametrize(("english", "korean"), PAIRS, ids=lambda page: page.name)
 def test_both_languages_show_the_same_commands(english, korean):
     assert commands(english) == commands(korean)
-    assert len(parts(english)[1]) == len(parts(korean)[1])
+    assert code_shape(english) == code_shape(korean)
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ko.md"])
+@pytest.mark.parametrize(("english", "korean"), PAIRS, ids=lambda page: page.name)
+def test_both_languages_lead_to_the_same_pages(english, korean):
+    assert set(links(english)) == set(links(korean))
+
+
+@pytest.mark.parametrize("name", ["docs/own-model.md", "docs/own-model.ko.md"])
 def test_the_annotated_job_is_the_example(name):
     """Its keys and values, without the notes."""
     import tomllib
