@@ -7,8 +7,6 @@ from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 
 NAMES = tuple(sorted(set(features.FEATURES) - {"compiled"}))
-ON_EIGHT = ("accumulation", "batch smaller than the shards", "dropout and batchnorm", "unused in some shards")
-"""One shard a rank, with what depends most on who has which shard; `make soak` has all."""
 
 
 def train_on(ranks, names, folder):
@@ -34,9 +32,9 @@ def test_the_same_bits_on_1_and_3_ranks(alone, on_three, name):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("names", [ON_EIGHT, pytest.param(NAMES, marks=pytest.mark.soak)])
-def test_the_same_bits_on_8_ranks(alone, names, tmp_path):
-    assert train_on(8, names, tmp_path) == [{name: alone[name] for name in names}] * 8
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_the_same_bits_on_2_5_and_8_ranks(alone, ranks, tmp_path):
+    assert train_on(ranks, NAMES, tmp_path) == [alone] * ranks
 
 
 def test_features_differ_from_each_other(alone):

@@ -20,7 +20,11 @@ shards = 8
 hang_seconds = 300
 """
 SHARDED = {"train.shard_optimizer": "true"}
-MOMENTUM = {"train.optimizer": "SGD", "train.optimizer_args": "{momentum = 0.9, weight_decay = 0.01}"}
+MOMENTUM = {
+    "train.optimizer": "SGD",
+    "train.optimizer_args": "{momentum = 0.9, weight_decay = 0.01}",
+    "train.epochs": "2",  # three samples an epoch use the layer; its momentum shows in the steps after them
+}
 MICRO = {
     "model.factory": "models.py:Extra",
     "data.args": "{n = 592, small = [578, 586]}",
