@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import math
 import os
@@ -18,15 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dure.base import open_files
-from dure.base.errors import RankFailed, UsageError
+from dure.base.errors import UsageError
 from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.config.limits import MOST_RANKS
 from dure.launch import process_tree
+from dure.launch.agent import Agent, Plan
+from dure.launch.agent_link import AgentLink, Alone, LeaderLink
+from dure.launch.hang import HangWatch
 from dure.launch.port import listen_at
 from dure.launch.preload import TORCH_WITH_DDP
 from dure.launch.rank import Call, Command, RankStart, Script
+from dure.launch.rank_store import import_torch
 from dure.launch.ranks import Ranks
 from dure.launch.restart_policy import Restart, RestartPolicy
 from dure.launch.state_memory import StateMemory
@@ -147,7 +150,7 @@ def launch(
     to_json: Callable[[object], Any] = lambda value: value,
     on_said: Callable[[str], None] = say,
 ) -> list[object]:
-    """Start a prefork server, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
+    """Start a prefork server, import torch beside it, hand its ranks to the agent, leave nothing behind."""
     if not 1 <= ranks <= MOST_RANKS:
         raise UsageError(f"{ranks} ranks cannot be started; use 1 to {MOST_RANKS}.")
     if threading.current_thread() is not threading.main_thread():
@@ -177,10 +180,7 @@ def launch(
 
         try:
             with stop.obeyed_at_once():
-                _import_torch()  # on one core, while the prefork server imports it on another
-            from dure.launch.agent import Plan, TeamAgent
-            from dure.launch.agent_link import AgentLink, Alone, LeaderLink
-            from dure.launch.hang import HangWatch
+                import_torch()  # on one core, while the prefork server imports it on another
 
             def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
                 elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
@@ -217,10 +217,7 @@ def launch(
                 else LeaderLink(joined.member, wait, on_team, to_json)
             )
             watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
-            result = TeamAgent(agent_link, plan, processes, stop, watch).run()
-            if result is None:
-                raise RankFailed("the agent gave up", rank=-1, host=socket.gethostname())
-            return [result.return_values[rank] for rank in processes.numbers]
+            return Agent(agent_link, plan, processes, stop, watch).run()
         finally:
             processes.end(grace_seconds)
             processes.close()
@@ -288,18 +285,6 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.heartbeat(rank)):
             path.unlink(missing_ok=True)
-
-
-def _import_torch() -> None:
-    # Not for the ranks, whose environment is made already: a store whose clients have no names is nothing to warn of.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    collecting = gc.isenabled()
-    gc.disable()  # an import only makes objects that stay
-    try:
-        import torch.distributed.elastic.agent.server.api  # noqa: F401
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:
