@@ -7,25 +7,25 @@ find torchrun's environment (`rank_environment`); of torch, only the TCP store i
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from dure.base.errors import RankFailed, Resumable
-from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.launch.agent_link import AgentLink
 from dure.launch.exit_watch import LeaveWatch
 from dure.launch.failure import Fault, rank_failed, settled_cause, tail
 from dure.launch.hang import HangWatch
 from dure.launch.nodes.messages import Again, End, Team
-from dure.launch.rank import RankStart, Returned
+from dure.launch.rank import Call, Command, RankStart, Returned, Script
 from dure.launch.ranks import Ranks
+from dure.launch.spec import LaunchSpec
 from dure.launch.stop import StopSignals, in_words
 
 _LOOK_SECONDS = 0.03
@@ -38,40 +38,31 @@ _EXIT_SECONDS = 10.0
 _START_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the agent is to do with its ranks."""
-
-    folder: RunFolder
-    start: Callable[[int, dict[str, str], bool], RankStart]
-    """How a rank begins, from its number, its environment, and whether it takes a dead one's place."""
-    returns: bool
-    """Whether ranks send home a value; otherwise exit code 0 is success."""
-    reports: bool
-    """Whether ranks say why they fail; a program of its own does not."""
-    grace_seconds: float
-    """How long ranks that are told to end may take before they are killed."""
-    on_tick: Callable[[], None] | None
-    max_restarts: int
-    """How often the team is started again without getting any further."""
-    stops_at_a_step: bool
-    """Whether ranks can be asked to stop and save; otherwise the signal that asks for it is passed on to them."""
-    stop_seconds: float
-    """How long ranks that have been asked to stop may take."""
-
-
 class Agent:
     """Runs the ranks of one node until the run is over."""
 
     def __init__(
-        self, link: AgentLink, plan: Plan, ranks: Ranks, stop: StopSignals, watch: HangWatch | None
+        self,
+        spec: LaunchSpec,
+        work: Call | Script | Command,
+        env: Mapping[str, str],
+        link: AgentLink,
+        ranks: Ranks,
+        stop: StopSignals,
     ) -> None:
+        """`env` is what all ranks find in their environment, besides what torchrun would add."""
+        self._spec = spec
+        self._work = work
+        self._env = env
         self._link = link
-        self._plan = plan
         self._ranks = ranks
         self._stop = stop
-        self._watch = watch
-        self._leave_watch = None if plan.returns else LeaveWatch(ranks, plan.folder)
+        self._returns = isinstance(work, Call)
+        """Whether ranks send home a value; otherwise exit code 0 is success."""
+        self._watch = (
+            HangWatch(ranks, spec.folder, spec.hang_seconds) if math.isfinite(spec.hang_seconds) else None
+        )
+        self._leave_watch = None if self._returns else LeaveWatch(ranks, spec.folder)
         self._ticked_at = 0.0
         self._looked_for_file_at = 0.0
         self._leaving: dict[int, float] = {}
@@ -89,12 +80,20 @@ class Agent:
 
     def _start_ranks(self, team: Team) -> None:
         self._ranks.renumber(team.first_rank, team.local_ranks)
-        starts = []
-        for local_rank in range(team.local_ranks):
-            env = rank_environment(team, local_rank, self._plan.folder.path.name, self._plan.max_restarts)
-            again = team.number > 1 or team.restarts > 0
-            starts.append(self._plan.start(team.first_rank + local_rank, env, again))
+        starts = [self._rank_start(team, local_rank) for local_rank in range(team.local_ranks)]
         self._ranks.start(starts, _START_SECONDS, self._check)
+
+    def _rank_start(self, team: Team, local_rank: int) -> RankStart:
+        folder, rank = self._spec.folder, team.first_rank + local_rank
+        elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
+        env = {
+            **self._env,
+            **rank_environment(team, local_rank, folder.path.name, self._spec.max_restarts),
+            "TORCHELASTIC_ERROR_FILE": str(elastic_error.absolute()),
+        }
+        # Not resolved: a link in its place must be seen as one.
+        log = folder.log(rank).absolute()
+        return RankStart(rank, env, os.getcwd(), log, self._work, again=team.number > 1 or team.restarts > 0)
 
     def _monitor(self) -> bool:
         """Watch the ranks until the team is over: True at the run's good end, False to start another team."""
@@ -142,7 +141,7 @@ class Agent:
 
     def _end_ranks(self) -> None:
         """End the ranks: by the signal that asked for it, where there is one. A further signal ends the grace."""
-        grace, asked = self._plan.grace_seconds, self._stop.received
+        grace, asked = self._spec.grace_seconds, self._stop.received
         tell_at = time.monotonic() + (0.0 if asked is not None else _SHORT_SECONDS)
         told = False
 
@@ -163,9 +162,8 @@ class Agent:
     def _all_ended_well(self) -> bool:
         """Whether all ranks have ended well; raises RankFailed with the cause when one has failed or hangs."""
         ranks = self._ranks
-        returns = self._plan.returns
         faults = [
-            fault for rank in ranks.numbers if (fault := ranks.fault(rank, returns=returns)) is not None
+            fault for rank in ranks.numbers if (fault := ranks.fault(rank, returns=self._returns)) is not None
         ]
         if faults:
             self._judge(faults)
@@ -185,24 +183,24 @@ class Agent:
         """Raise what a signal, the lease or the stop deadline asks for; call `on_tick` when it is time."""
         self._stop.check()
         now = time.monotonic()
-        if self._plan.stops_at_a_step:
+        if self._spec.stops_at_a_step:
             self._look_for_stop(now)
-        if self._plan.on_tick is not None and now - self._ticked_at >= _TICK_SECONDS:
+        if now - self._ticked_at >= _TICK_SECONDS:
             self._ticked_at = now
-            self._plan.on_tick()
+            self._spec.on_tick()
 
     def _look_for_stop(self, now: float) -> None:
         """Raise Resumable when ranks that were asked to stop, here or elsewhere, have not by their deadline."""
         if now - self._looked_for_file_at >= _FILE_SECONDS:
             self._looked_for_file_at = now
-            if self._plan.folder.asked_to_stop():
+            if self._spec.folder.asked_to_stop():
                 self._stop.asked_elsewhere()
         asked_at = self._stop.asked_at
-        if asked_at is None or now - asked_at < self._plan.stop_seconds:
+        if asked_at is None or now - asked_at < self._spec.stop_seconds:
             return
         who = f" {self._watch.verdict()}" if self._watch is not None and self._ranks.pids else ""
         raise Resumable(
-            f"the run was asked to stop, and has not saved within {self._plan.stop_seconds:.0f} s "
+            f"the run was asked to stop, and has not saved within {self._spec.stop_seconds:.0f} s "
             f"(team.stop_seconds): all ranks are ended.{who} Resumable: the same command with --run-dir goes on from "
             "its newest checkpoint"
         )
@@ -212,9 +210,9 @@ class Agent:
         cause = settled_cause(faults, self._ranks.count - len(faults))
         if cause is None:
             return
-        log = self._plan.folder.log(cause.rank)
+        log = self._spec.folder.log(cause.rank)
         returned = isinstance(self._ranks.reports.get(cause.rank), Returned)
-        raise rank_failed(cause, log, returned=returned, silent=self._plan.reports)
+        raise rank_failed(cause, log, returned=returned, silent=not isinstance(self._work, Command))
 
     def _hurry_leavers(self) -> None:
         """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""
@@ -223,7 +221,7 @@ class Agent:
             if rank in self._ranks.reports:
                 since = self._leaving.setdefault(rank, now)
                 if now - since > _EXIT_SECONDS:
-                    host, log = socket.gethostname(), self._plan.folder.log(rank)
+                    host, log = socket.gethostname(), self._spec.folder.log(rank)
                     raise RankFailed(
                         f"rank {rank} on {host} returned, but its process did not end within "
                         f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? "
