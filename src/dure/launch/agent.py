@@ -16,11 +16,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from dure.base.errors import RankFailed, Resumable
+from dure.base.errors import Failure, RankFailed, Resumable
 from dure.base.say import say
 from dure.launch.agent_link import AgentLink
 from dure.launch.exit_watch import LeaveWatch
-from dure.launch.failure import Fault, rank_failed, settled_cause, tail
+from dure.launch.failure import settled_cause, tail
 from dure.launch.hang import HangWatch
 from dure.launch.nodes.messages import Again, End, Team
 from dure.launch.rank import Call, Command, RankStart, Returned, Script
@@ -120,7 +120,7 @@ class Agent:
             if not self._all_ended_well():
                 return False
         except RankFailed as failed:
-            self._link.failed(failed, self._watch.furthest_step() if self._watch is not None else 0)
+            self._link.failed(failed.failure, self._watch.furthest_step() if self._watch is not None else 0)
         else:
             self._link.done(self._values())
         return True
@@ -128,12 +128,11 @@ class Agent:
     def _clear_ranks(self) -> None:
         """Kill what is left of a failed team: it can only wait for its dead."""
         if stuck := self._ranks.end(0.0):
-            raise RankFailed(
+            message = (
                 f"rank(s) {stuck} cannot be ended, not even by SIGKILL: the kernel waits for a disk or a driver, "
-                "so no new team can start here",
-                rank=stuck[0],
-                host=socket.gethostname(),
+                "so no new team can start here"
             )
+            raise RankFailed(Failure(message, rank=stuck[0], host=socket.gethostname()))
         self._ranks.forget()
         self._leaving.clear()
         if self._watch is not None:
@@ -162,16 +161,15 @@ class Agent:
     def _all_ended_well(self) -> bool:
         """Whether all ranks have ended well; raises RankFailed with the cause when one has failed or hangs."""
         ranks = self._ranks
-        faults = [
-            fault for rank in ranks.numbers if (fault := ranks.fault(rank, returns=self._returns)) is not None
-        ]
-        if faults:
-            self._judge(faults)
+        if failures := [failure for rank in ranks.numbers if (failure := self._failure(rank)) is not None]:
+            # The rank that failed first may still unwind, and explain the others.
+            if (cause := settled_cause(failures, ranks.count - len(failures))) is not None:
+                raise RankFailed(cause)
             return False
         if len(ranks.ended) == ranks.count:
             return True
         if ranks.lost:
-            raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())
+            raise RankFailed(Failure(f"all ranks are lost: {ranks.lost}", host=socket.gethostname()))
         self._hurry_leavers()
         if self._leave_watch is not None:
             self._leave_watch.look()
@@ -198,21 +196,16 @@ class Agent:
         asked_at = self._stop.asked_at
         if asked_at is None or now - asked_at < self._spec.stop_seconds:
             return
-        who = f" {self._watch.verdict()}" if self._watch is not None and self._ranks.pids else ""
+        who = f" {self._watch.verdict().message}" if self._watch is not None and self._ranks.pids else ""
         raise Resumable(
             f"the run was asked to stop, and has not saved within {self._spec.stop_seconds:.0f} s "
             f"(team.stop_seconds): all ranks are ended.{who} Resumable: the same command with --run-dir goes on from "
             "its newest checkpoint"
         )
 
-    def _judge(self, faults: list[Fault]) -> None:
-        """Raise the cause, unless a better one may come: the rank that failed first may still unwind."""
-        cause = settled_cause(faults, self._ranks.count - len(faults))
-        if cause is None:
-            return
-        log = self._spec.folder.log(cause.rank)
-        returned = isinstance(self._ranks.reports.get(cause.rank), Returned)
-        raise rank_failed(cause, log, returned=returned, silent=not isinstance(self._work, Command))
+    def _failure(self, rank: int) -> Failure | None:
+        silent = not isinstance(self._work, Command)
+        return self._ranks.failure(rank, self._spec.folder.log(rank), returns=self._returns, silent=silent)
 
     def _hurry_leavers(self) -> None:
         """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""
@@ -222,14 +215,12 @@ class Agent:
                 since = self._leaving.setdefault(rank, now)
                 if now - since > _EXIT_SECONDS:
                     host, log = socket.gethostname(), self._spec.folder.log(rank)
-                    raise RankFailed(
+                    message = (
                         f"rank {rank} on {host} returned, but its process did not end within "
                         f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? "
-                        f"Its output: {log}",
-                        rank=rank,
-                        host=host,
-                        details=tail(log),
+                        f"Its output: {log}"
                     )
+                    raise RankFailed(Failure(message, rank=rank, host=host, details=tail(log)))
 
     def _values(self) -> list[Any]:
         """The value of each rank of this node, in rank order."""

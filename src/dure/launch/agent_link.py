@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dure.base.errors import RankFailed
+from dure.base.errors import Failure
 from dure.launch.failure import unsaved
 from dure.launch.nodes.member import Member
-from dure.launch.nodes.messages import Again, Done, End, Fault, Team
+from dure.launch.nodes.messages import Again, Done, End, Failed, Team
 from dure.launch.rank_store import open_rank_store
 from dure.launch.restart_policy import Restart, RestartPolicy
 
@@ -27,7 +27,7 @@ class AgentLink(Protocol):
     def decision(self, step: int) -> Again | End | None:
         """What is to be done with the ranks; None while they go on. `step` is the furthest they were seen in."""
 
-    def failed(self, failed: RankFailed, step: int) -> None:
+    def failed(self, failure: Failure, step: int) -> None:
         """A rank of this node has failed: `decision` gives the answer."""
 
     def done(self, values: Sequence[object]) -> None:
@@ -75,12 +75,12 @@ class Alone:
         """What came of the last failure, or of the end."""
         return self._answer
 
-    def failed(self, failed: RankFailed, step: int) -> None:
+    def failed(self, failure: Failure, step: int) -> None:
         """Start again, or raise what the run ends with."""
         if self._stopping():
-            raise unsaved(failed)
-        self._on_restart(self._restart_policy.after(failed, step))
-        self._answer = Again(0, str(failed))
+            raise unsaved(failure)
+        self._on_restart(self._restart_policy.after(failure, step))
+        self._answer = Again(0, failure.message)
 
     def done(self, values: Sequence[object]) -> None:
         """Nobody else has to be."""
@@ -121,21 +121,10 @@ class LeaderLink:
         self._member.has_got_to(step)
         return self._member.order(self._team)
 
-    def failed(self, failed: RankFailed, step: int) -> None:
+    def failed(self, failure: Failure, step: int) -> None:
         """Tell the leader."""
         self._member.has_got_to(step)
-        self._member.tell(
-            Fault(
-                self._team,
-                str(failed),
-                failed.rank,
-                failed.host,
-                failed.details,
-                failed.exit_code,
-                failed.may_pass,
-                failed.aftermath,
-            )
-        )
+        self._member.tell(Failed(self._team, failure))
 
     def done(self, values: Sequence[object]) -> None:
         """Tell the leader."""

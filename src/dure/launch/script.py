@@ -60,7 +60,7 @@ def run_script(
             extra=preload.extra(source) if spec.ranks > 1 else (),  # one rank can do it by itself
         )
     except RankFailed as failed:
-        raise RankFailed(str(failed), rank=failed.rank, host=failed.host, exit_code=1) from None
+        raise RankFailed(replace(failed.failure, details="", exit_code=1)) from None
     return 0
 
 
