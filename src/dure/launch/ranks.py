@@ -87,7 +87,7 @@ class Ranks:
         )
         # The prefork server lets signals through when it knows what to do with them.
         with theirs, _blocked(FOR_THE_LAUNCHER):
-            self._nursery = subprocess.Popen(
+            self._prefork_server = subprocess.Popen(
                 [*within, *line],
                 env=dict(env),
                 pass_fds=[theirs.fileno(), *self._report_writes.values(), *self._console_ends()],
@@ -142,10 +142,10 @@ class Ranks:
         except (EOFError, OSError):
             if not self.lost:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._nursery.wait(1)
-                code = self._nursery.returncode
+                    self._prefork_server.wait(1)
+                code = self._prefork_server.returncode
                 words = exit_words(code) if code is not None else "closed its socket"
-                self.lost = f"the process that ranks are forked from (pid {self._nursery.pid}) {words}"
+                self.lost = f"the process that ranks are forked from (pid {self._prefork_server.pid}) {words}"
         # After the ends: what a rank that has ended wrote is all in its pipe by now.
         for rank, descriptor in self._report_reads.items():
             if rank not in self.reports:
@@ -278,13 +278,13 @@ class Ranks:
         """End the prefork server and whatever the ranks left running; pass on the last output."""
         self._line.close()
         if not self.pids:
-            self._nursery.kill()  # it may be in the middle of a long import, with nothing to clear away
+            self._prefork_server.kill()  # it may be in the middle of a long import, with nothing to clear away
         try:
-            self._nursery.wait(8)
+            self._prefork_server.wait(8)
         except subprocess.TimeoutExpired:
-            self._nursery.kill()
+            self._prefork_server.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._nursery.wait(2)
+                self._prefork_server.wait(2)
         if self._passthrough is not None:
             self._passthrough.finish(0.5)
         for descriptor in (*self._report_reads.values(), *self._pidfds.values()):

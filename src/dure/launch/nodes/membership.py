@@ -80,7 +80,7 @@ class _Phase(Enum):
 
 @dataclass
 class Membership:
-    """The leader's mind. `say` tells the user, `on_restart` is told of every new start of the team."""
+    """Membership state machine; runs on the leader. `say` tells the user, `on_restart` hears of each restart."""
 
     terms: Terms
     now: float
