@@ -194,12 +194,12 @@ if os.environ["RANK"] == "1":
 PATIENT = """
 import sys
 from pathlib import Path
-from dure.launch import run_script
+from dure.launch import LaunchSpec, run_script
 from dure.launch import exit_watch as leaving
 from dure.base.run_folder import RunFolder
 leaving.AFTER_SECONDS = (2.0,)
-sys.exit(run_script(sys.argv[1], [sys.argv[2]], module=False, ranks=3, folder=RunFolder(Path(sys.argv[3])),
-                    cold=sys.argv[4] == "cold"))
+spec = LaunchSpec(ranks=3, folder=RunFolder(Path(sys.argv[3])), grace_seconds=30.0)
+sys.exit(run_script(sys.argv[1], [sys.argv[2]], spec, module=False, cold=sys.argv[4] == "cold"))
 """
 
 

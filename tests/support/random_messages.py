@@ -3,13 +3,14 @@
 import json
 import pickle
 
+from dure.base.errors import Failure
 from dure.launch.nodes.messages import (
     Again,
     Alive,
     Bye,
     Done,
     End,
-    Fault,
+    Failed,
     Hello,
     Ready,
     Refused,
@@ -35,14 +36,16 @@ def a_message(draw, nodes):
             Alive(draw.choice([-1, 0, 3, 2**50])),
             StoreUp(team, draw.randrange(65536)),
             StoreUp(draw.choice([1, 2]), 4321),
-            Fault(team, "it broke", rank, "h", "", draw.randrange(256), *(draw.random() < 0.7,) * 2),
-            Fault(1, "lost its peers", rank, "h", "", 1, True, True),
+            Failed(
+                team, Failure("it broke", rank, "h", "", draw.randrange(256), *(draw.random() < 0.7,) * 2)
+            ),
+            Failed(1, Failure("lost its peers", rank, "h", "", 1, True, True)),
             Done(team, [None] * draw.choice([0, 1, 4, 4])),
             Welcome("/x"),
             Refused("no"),
             Team(team, 0, 1, 0, 4, 4, "10.0.1.10", 1, 0),
             Again(team, "why"),
-            End("over", 1),
+            End(Failure("over")),
             Bye("bye"),
         ]
     )
@@ -54,7 +57,9 @@ def a_line(draw, nodes):
     if draw.random() < 0.15:
         name, _, fields = line.partition(b" ")
         values = json.loads(fields)
-        values[draw.choice([*values, "new"])] = draw.choice(ODD)
+        changed = values.get("failure") if draw.random() < 0.5 else values
+        changed = changed if isinstance(changed, dict) else values
+        changed[draw.choice([*changed, "new"])] = draw.choice(ODD)
         line = name + b" " + json.dumps(values).encode()
     if draw.random() < 0.03:
         line = draw.choice([line[: draw.randrange(len(line))], b"[" * 2000, draw.randbytes(20)])

@@ -6,12 +6,13 @@ import random
 
 import pytest
 
+from dure.base.errors import Failure
 from dure.launch.nodes.messages import (
     Alive,
     Bye,
     Done,
     End,
-    Fault,
+    Failed,
     Garbled,
     Hello,
     Refused,
@@ -29,7 +30,8 @@ HELLO = Hello(1, "node1", "10.0.1.11", 4, {"torch": "2.13.0"})
     [
         HELLO,
         Team(1, 1, 2, 4, 4, 8, "10.0.1.10", 29400, 2),
-        Fault(1, "line\nbreak", 3, "node0", "Traceback…", 1, True, False),
+        Failed(1, Failure("line\nbreak", 3, "node0", "Traceback…", 1, may_pass=True, at_ns=7)),
+        End(Failure("x", exit_code=75)),
         Done(2, [{"rank": 1, "loss": 0.5, "notes": []}, None]),
         Refused("no", may_pass=True),
         Bye("한국어"),
@@ -104,9 +106,19 @@ def test_a_nodes_number_is_a_whole_number_in_its_range_and_nothing_like_one(node
         (StoreUp(1, 2), {"port": 70_000}),
         (StoreUp(1, 2), {"team": False}),
         (Done(1, []), {"values": {}}),
-        (Fault(1, "", 0, "", "", 1, True, False), {"may_pass": 1}),
-        (Fault(1, "", 0, "", "", 1, True, False), {"exit_code": 256}),
-        (End(), {"rank": -2}),
+        (Failed(1, Failure("")), {"failure": None}),
+        (Failed(1, Failure("")), {"failure": {}}),
+        (Failed(1, Failure("")), {"failure": {"message": 1}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "may_pass": 1}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "rank": True}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "rank": 1.0}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "rank": 1 << 40}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "exit_code": 256}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "exit_code": -1}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "at_ns": 1 << 70}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "host": "h" * 1000}}),
+        (Failed(1, Failure("")), {"failure": {"message": "", "stranger": 1}}),
+        (End(), {"failure": {"message": "", "rank": -2}}),
     ],
 )
 def test_every_field_has_a_type_and_a_range(message, changes):
@@ -116,7 +128,7 @@ def test_every_field_has_a_type_and_a_range(message, changes):
 
 
 def test_words_for_people_are_cut_and_not_refused():
-    said = decode(encode(Fault(1, "m" * 10**6, 0, "h", "start" + "d" * 10**6 + "end", 1, True, False)))
+    said = decode(encode(Failed(1, Failure("m" * 10**6, 0, "h", "start" + "d" * 10**6 + "end")))).failure
     assert len(said.message) == 8000
     assert said.details.endswith("end")
     assert len(said.details) == 200_000
@@ -128,7 +140,9 @@ def test_half_a_character_in_a_path_or_a_log_does_not_break_a_message():
 
 def test_random_bytes_and_broken_messages_are_refused_and_nothing_else():
     draw = random.Random(7)
-    whole = [encode(message).rstrip() for message in (HELLO, Alive(3), Done(1, [1, "a", None]), End("x", 1))]
+    whole = [
+        encode(message).rstrip() for message in (HELLO, Alive(3), Done(1, [1, "a", None]), End(Failure("x")))
+    ]
     for _ in range(3000):
         line = bytearray(draw.choice(whole))
         for _ in range(draw.randrange(1, 6)):

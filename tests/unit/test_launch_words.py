@@ -4,8 +4,8 @@ import subprocess
 import sys
 import time
 
-from dure.base.errors import NotFinite, PeerLost
-from dure.launch.failure import Weight, describe, exit_words, fault_of, first_cause, is_aftermath, rank_failed
+from dure.base.errors import NotFinite, PeerLost, RankFailed
+from dure.launch.failure import describe, ended_without_report, exit_words, first_cause, is_aftermath
 from dure.launch.hang import RankState, who_waits_for_whom
 from dure.observe.heartbeat import Beat, Phase
 
@@ -25,15 +25,17 @@ def blame(*states):
     return who_waits_for_whom(states, int(1000e9), 940.0)
 
 
-def test_a_signal_comes_before_an_earlier_exception():
-    faults = [fault_of(0, words(ValueError("x")), 1, 5), fault_of(3, None, -9, 10**18)]
-    assert first_cause(faults).rank == 3
+def test_a_signal_comes_before_an_earlier_exception(tmp_path):
+    killed = ended_without_report(3, -9, tmp_path / "log", at_ns=1 << 62)
+    assert first_cause([words(ValueError("x")), killed]).rank == 3
+    left = ended_without_report(3, 7, tmp_path / "log", at_ns=1 << 62)
+    assert first_cause([words(ValueError("x")), left]).rank == 0
 
 
 def test_the_earliest_exception_that_is_not_aftermath_is_the_cause():
-    lost = fault_of(0, words(PeerLost("rank 2 is gone")), 1, 1)
-    first, second = fault_of(2, words(ValueError("a"), 2), 1, 0), fault_of(1, words(ValueError("b"), 1), 1, 0)
-    assert lost.weight is Weight.AFTERMATH
+    lost = words(PeerLost("rank 2 is gone"))
+    first, second = words(ValueError("a"), 2), words(ValueError("b"), 1)
+    assert lost.aftermath
     assert first_cause([lost, second, first]).rank == 2
 
 
@@ -47,8 +49,8 @@ def test_lost_connections_are_aftermath_and_other_errors_are_not():
     assert not is_aftermath(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_our_own_errors_keep_their_words_and_exit_code_without_a_traceback(tmp_path):
-    error = rank_failed(fault_of(1, words(NotFinite("loss is nan at step 3"), 1), 1, 0), tmp_path / "log")
+def test_our_own_errors_keep_their_words_and_exit_code_without_a_traceback():
+    error = RankFailed(words(NotFinite("loss is nan at step 3"), 1))
     assert str(error) == "loss is nan at step 3"
     assert (error.rank, error.exit_code, error.details) == (1, 1, "")
 
@@ -94,5 +96,5 @@ def test_a_rank_that_never_beat_is_starting():
 
 
 def test_importing_the_launcher_does_not_import_torch():
-    code = "import sys, dure.launch, dure.launch.hang; sys.exit('torch' in sys.modules)"
+    code = "import sys, dure.launch.agent, dure.launch.hang; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0

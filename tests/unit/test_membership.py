@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from dure.base.errors import Failure
 from dure.launch.nodes.membership import Membership, Terms
 from dure.launch.nodes.messages import (
     Again,
     Alive,
     Done,
     End,
-    Fault,
+    Failed,
     Hello,
     Ready,
     Refused,
@@ -49,7 +50,7 @@ class Run:
         return self.membership.heard(0, StoreUp(team.number, 4321), now)
 
     def fault(self, team, message, *, now, aftermath=False, may_pass=True, node=1, exit_code=1):
-        told = Fault(team, message, 4, "node1", "", exit_code, may_pass, aftermath)
+        told = Failed(team, Failure(message, 4, "node1", "", exit_code, may_pass, aftermath))
         return self.membership.heard(node, told, now)
 
 
@@ -137,8 +138,8 @@ def test_a_node_that_tells_values_of_ranks_it_does_not_have_is_lost():
     run = Run()
     run.form(0, 1)
     outgoing = run.membership.heard(1, Done(1, [1, 2, 3, 4, 5]), 5.0)
-    assert [(node, end.exit_code) for node, end in outgoing] == [(0, 75)]
-    assert "told 5 values of 4 ranks" in outgoing[0][1].message
+    assert [(node, end.failure.exit_code) for node, end in outgoing] == [(0, 75)]
+    assert "told 5 values of 4 ranks" in outgoing[0][1].failure.message
 
 
 def test_nodes_that_are_lost_again_and_again_leave_the_run_resumable():
@@ -149,8 +150,8 @@ def test_nodes_that_are_lost_again_and_again_leave_the_run_resumable():
     run.membership.heard(0, Ready(), 2.0)
     run.membership.heard(0, StoreUp(2, 4321), 2.0)
     ((node, end),) = run.membership.lost(1, "not heard of for 6 s", 9.0)
-    assert (node, end.exit_code) == (0, 75)
-    assert "--run-dir /mnt/shared/run" in end.message
+    assert (node, end.failure.exit_code) == (0, 75)
+    assert "--run-dir /mnt/shared/run" in end.failure.message
 
 
 def test_who_never_comes_is_named_after_the_deadline():
@@ -160,8 +161,8 @@ def test_who_never_comes_is_named_after_the_deadline():
     assert run.membership.tick(299.0) == []
     outgoing = run.membership.tick(301.0)
     assert kinds(outgoing) == [(0, "End"), (2, "End")]
-    assert "for node 1 of 3, in vain" in outgoing[0][1].message
-    assert outgoing[0][1].exit_code == 1
+    assert "for node 1 of 3, in vain" in outgoing[0][1].failure.message
+    assert outgoing[0][1].failure.exit_code == 1
 
 
 def test_an_elastic_run_waits_a_moment_for_the_others_and_then_starts_without_them():
@@ -176,8 +177,8 @@ def test_a_lost_node_ends_a_run_that_needs_it_resumable():
     run.form(0, 1)
     ((node, end),) = run.membership.lost(1, "not heard of for 6 s", 10.0)
     assert node == 0
-    assert end.exit_code == 75
-    assert "node 1 (node1, 10.0.1.11) is lost (not heard of for 6 s)" in end.message
+    assert end.failure.exit_code == 75
+    assert "node 1 (node1, 10.0.1.11) is lost (not heard of for 6 s)" in end.failure.message
     assert run.membership.ended
 
 
@@ -210,7 +211,7 @@ def test_a_cause_is_preferred_to_its_aftermath_on_another_node():
     run.form(0, 1)
     assert run.fault(1, "rank 0 lost its peers", now=1.0, aftermath=True, node=0) == []
     outgoing = run.fault(1, "rank 5 ran out of memory", now=2.0)
-    assert outgoing[0][1].message == "rank 5 ran out of memory"
+    assert outgoing[0][1].failure.message == "rank 5 ran out of memory"
 
 
 def test_an_aftermath_alone_is_believed_after_a_while():
@@ -218,7 +219,7 @@ def test_an_aftermath_alone_is_believed_after_a_while():
     run.form(0, 1)
     assert run.fault(1, "rank 0 lost its peers", now=1.0, aftermath=True) == []
     assert run.membership.tick(2.0) == []
-    assert run.membership.tick(6.0)[0][1].message == "rank 0 lost its peers"
+    assert run.membership.tick(6.0)[0][1].failure.message == "rank 0 lost its peers"
 
 
 def test_faults_of_an_earlier_team_are_old_news():
@@ -241,14 +242,14 @@ def test_a_run_without_progress_ends_with_the_first_cause():
             outgoing = run.membership.heard(node, Ready(), team)
         run.membership.heard(0, StoreUp(team + 1, 1), team)
     outgoing = run.fault(3, "rank 5 was killed, 3", now=9)
-    assert "rank 5 was killed, 1 The team was started again 2 times" in outgoing[0][1].message
+    assert "rank 5 was killed, 1 The team was started again 2 times" in outgoing[0][1].failure.message
 
 
 def test_what_the_job_did_wrong_ends_the_run_at_once_with_its_exit_code():
     run = Run()
     run.form(0, 1)
     outgoing = run.fault(1, "the loss is NaN", now=1.0, may_pass=False, exit_code=3)
-    assert [(node, end.exit_code) for node, end in outgoing] == [(0, 3), (1, 3)]
+    assert [(node, end.failure.exit_code) for node, end in outgoing] == [(0, 3), (1, 3)]
 
 
 def test_the_run_is_over_when_all_nodes_are_done_and_values_are_in_rank_order():
@@ -292,7 +293,7 @@ def test_once_a_stop_was_asked_nothing_starts_again_and_nobody_is_taken_in(what)
     assert run.restarts == []
     end = dict(outgoing)[0]
     assert isinstance(end, End)
-    assert end.exit_code == 75
+    assert end.failure.exit_code == 75
 
 
 def test_a_bug_that_shows_while_the_run_stops_is_told_as_one():
@@ -300,4 +301,4 @@ def test_a_bug_that_shows_while_the_run_stops_is_told_as_one():
     run.form(0, 1)
     run.stopping = True
     end = dict(run.fault(1, "rank 4 failed: ValueError", now=6.0, may_pass=False))[0]
-    assert (end.message, end.exit_code) == ("rank 4 failed: ValueError", 1)
+    assert (end.failure.message, end.failure.exit_code) == ("rank 4 failed: ValueError", 1)

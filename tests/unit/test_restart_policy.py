@@ -2,13 +2,13 @@
 
 import pytest
 
-from dure.base.errors import JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
+from dure.base.errors import Failure, JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
 from dure.launch.failure import may_pass
 from dure.launch.restart_policy import RestartPolicy
 
 
 def failure(words, may_pass=True):
-    return RankFailed(words, rank=1, host="here", details=f"details of {words}", may_pass=may_pass)
+    return Failure(words, rank=1, host="here", details=f"details of {words}", may_pass=may_pass)
 
 
 def test_restarts_without_progress_are_counted_and_the_first_cause_is_told():

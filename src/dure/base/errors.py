@@ -18,6 +18,8 @@ DureError                 1   training failed
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class DureError(Exception):
     """A failure with a message for people; the command prints it in one line and exits with `exit_code`."""
@@ -87,27 +89,48 @@ class StoppedAtOnce(DureError):
         self.exit_code = exit_code
 
 
-class RankFailed(DureError):
-    """The first rank that failed, with its own story; the other ranks' aftermath is left out."""
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank failed: ranks report it, agents send it, the leader decides on it, and the command exits with it."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int,
-        host: str,
-        details: str = "",
-        exit_code: int = 1,
-        may_pass: bool = False,
-        aftermath: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.host = host
-        self.details = details
-        """The rank's own traceback, or the stacks of a rank that hung."""
-        self.exit_code = exit_code
-        self.may_pass = may_pass
-        """Whether trying again may help: the machine failed, not the job."""
-        self.aftermath = aftermath
-        """Whether this is only another rank's failure, seen from here."""
+    message: str
+    """One or two sentences for people."""
+    rank: int = -1
+    """-1: no rank in particular."""
+    host: str = ""
+    details: str = ""
+    """The rank's own traceback, the end of its log, or its stacks when it hung; "" where the message says it all."""
+    exit_code: int = 1
+    """What the command ends with."""
+    may_pass: bool = False
+    """Whether trying again may help: the machine failed, not the job."""
+    aftermath: bool = False
+    """Whether this is only another rank's failure, seen from here."""
+    killed: bool = False
+    """Whether a signal ended the process: exceptions of other ranks are explained by that, even earlier ones."""
+    at_ns: int = 0
+    """When it happened: CLOCK_MONOTONIC of its host, never compared with another host's."""
+
+
+class RankFailed(DureError):
+    """A run ended by the failure of a rank: the first cause, without the other ranks' aftermath."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.exit_code = failure.exit_code
+
+    @property
+    def rank(self) -> int:
+        """Of the failure."""
+        return self.failure.rank
+
+    @property
+    def host(self) -> str:
+        """Of the failure."""
+        return self.failure.host
+
+    @property
+    def details(self) -> str:
+        """Of the failure."""
+        return self.failure.details

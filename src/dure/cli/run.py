@@ -131,6 +131,7 @@ def run(
     """
     from dure.engine.run_job import named_by_time, new_run, nodes_of_script, run_script_on_nodes
     from dure.launch.script import refuse_missing, run_script
+    from dure.launch.spec import LaunchSpec
 
     # All that can be refused is, before there is a folder of this run.
     refuse_missing(target, module)
@@ -148,16 +149,8 @@ def run(
                 target, arguments or [], folder, here, key, module=module, cold=cold, grace_seconds=grace
             )
         else:
-            code = run_script(
-                target,
-                arguments or [],
-                module=module,
-                ranks=count,
-                folder=folder,
-                cold=cold,
-                port=port,
-                grace_seconds=grace,
-            )
+            spec = LaunchSpec(ranks=count, folder=folder, port=port, grace_seconds=grace)
+            code = run_script(target, arguments or [], spec, module=module, cold=cold)
     raise typer.Exit(code)
 
 

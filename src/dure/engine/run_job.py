@@ -27,7 +27,7 @@ from dure.config import Cluster, LoadedJob
 from dure.doctor.quick import quick_checks, refuse_bad
 from dure.doctor.words import in_one_line
 from dure.image.enter import enter
-from dure.launch import run_script, run_team
+from dure.launch import LaunchSpec, run_script, run_team
 from dure.launch.lease import Lease
 from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Joined, Nodes, join
@@ -227,17 +227,10 @@ def run_script_on_nodes(
             if nodes.leads:
                 say(formed.where)
 
-        return run_script(
-            target,
-            argv,
-            module=module,
-            ranks=nodes.ranks,
-            folder=folder,
-            cold=cold,
-            grace_seconds=grace_seconds,
-            joined=joined,
-            on_team=tell,
+        spec = LaunchSpec(
+            ranks=nodes.ranks, folder=folder, grace_seconds=grace_seconds, joined=joined, on_team=tell
         )
+        return run_script(target, argv, spec, module=module, cold=cold)
 
 
 def nodes_of_script(target: str, count: int, node_rank: int | None, leader: str | None, ranks: int) -> Nodes:
@@ -321,12 +314,9 @@ def _launch(
             display.tell(formed.where)
 
     try:
-        results: list[Any] = run_team(
-            "dure.train:run_rank",
-            (loaded.to_json(), str(folder.path)),
+        spec = LaunchSpec(
             ranks=team.ranks,
             folder=folder,
-            threads=team.threads,
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=tick,
@@ -341,6 +331,8 @@ def _launch(
             to_json=_as_json,
             on_said=say if display is None else display.tell,
         )
+        arguments = (loaded.to_json(), str(folder.path))
+        results: list[Any] = run_team("dure.train:run_rank", arguments, spec, threads=team.threads)
     finally:
         tick()
         if display is not None:

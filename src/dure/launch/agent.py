@@ -1,42 +1,31 @@
-"""torch's elastic agent over our ranks: it assigns ranks and their environment, we watch the processes.
+"""The agent of one node: starts a team's ranks, watches them, and starts them again or ends as `AgentLink` decides.
 
-`SimpleElasticAgent` is torch's state machine (rendezvous, rank assignment, exit barrier) with the processes
-left to a subclass. torch's own subclass, `LocalElasticAgent`, is not used: its poll of ended ranks joins
-without a deadline, waits 30 s for ranks that cannot take SIGTERM, and never notices a rank that left with
-`os._exit(0)`; its semaphores outlive a killed launcher.
+The loop is ours, not torch's elastic agent: that one joins ended ranks without a deadline, waits 30 s for ranks that
+cannot take SIGTERM, never notices a rank that left with `os._exit(0)`, and learns nothing of lost nodes. Ranks still
+find torchrun's environment (`rank_environment`); of torch, only the TCP store is used here (`rank_store`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    Worker,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.events.api import Event, EventSource
-
-from dure.base.errors import RankFailed, Resumable
-from dure.base.run_folder import RunFolder
+from dure.base.errors import Failure, RankFailed, Resumable
 from dure.base.say import say
-from dure.launch.agent_link import AgentLink, Rendezvous
+from dure.launch.agent_link import AgentLink
 from dure.launch.exit_watch import LeaveWatch
-from dure.launch.failure import Fault, rank_failed, settled_cause, tail
+from dure.launch.failure import settled_cause, tail
 from dure.launch.hang import HangWatch
 from dure.launch.nodes.messages import Again, End, Team
-from dure.launch.rank import RankStart, Returned
+from dure.launch.rank import Call, Command, RankStart, Returned, Script
 from dure.launch.ranks import Ranks
+from dure.launch.spec import LaunchSpec
 from dure.launch.stop import StopSignals, in_words
 
 _LOOK_SECONDS = 0.03
@@ -46,120 +35,112 @@ _SHORT_SECONDS = 2.0
 """A wait that needs no explanation."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EXIT_SECONDS = 10.0
-_BIRTH_SECONDS = 300.0
-_NO_LIMIT = 1 << 30
+_START_SECONDS = 300.0
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the agent is to do with its ranks."""
-
-    folder: RunFolder
-    start: Callable[[int, dict[str, str], bool], RankStart]
-    """How a rank begins, from its number, its environment, and whether it takes a dead one's place."""
-    returns: bool
-    """Whether ranks send home a value; otherwise exit code 0 is success."""
-    reports: bool
-    """Whether ranks say why they fail; a program of its own does not."""
-    grace_seconds: float
-    """How long ranks that are told to end may take before they are killed."""
-    on_tick: Callable[[], None] | None
-    max_restarts: int
-    """How often the team is born again without getting any further."""
-    stops_at_a_step: bool
-    """Whether ranks can be asked to stop and save; otherwise the signal that asks for it is passed on to them."""
-    stop_seconds: float
-    """How long ranks that have been asked to stop may take."""
-
-
-class TeamAgent(SimpleElasticAgent):
-    """The elastic agent of one node."""
+class Agent:
+    """Runs the ranks of one node until the run is over."""
 
     def __init__(
         self,
-        agent_link: AgentLink,
-        plan: Plan,
+        spec: LaunchSpec,
+        work: Call | Script | Command,
+        env: Mapping[str, str],
+        link: AgentLink,
         ranks: Ranks,
         stop: StopSignals,
-        watch: HangWatch | None,
     ) -> None:
-        self._rendezvous_handler = Rendezvous(agent_link, plan.folder.path.name)
-        spec = WorkerSpec(
-            role="default",
-            local_world_size=ranks.count,
-            rdzv_handler=self._rendezvous_handler,
-            entrypoint="dure",
-            # Torch counts all restarts of a run; `RestartPolicy` counts those without progress, and decides.
-            max_restarts=_NO_LIMIT,
-            monitor_interval=_LOOK_SECONDS,
-        )
-        super().__init__(spec, exit_barrier_timeout=10)
-        self._plan = plan
+        """`env` is what all ranks find in their environment, besides what torchrun would add."""
+        self._spec = spec
+        self._work = work
+        self._env = env
+        self._link = link
         self._ranks = ranks
         self._stop = stop
-        self._watch = watch
-        self._leave_watch = None if plan.returns else LeaveWatch(ranks, plan.folder)
+        self._returns = isinstance(work, Call)
+        """Whether ranks send home a value; otherwise exit code 0 is success."""
+        self._watch = (
+            HangWatch(ranks, spec.folder, spec.hang_seconds) if math.isfinite(spec.hang_seconds) else None
+        )
+        self._leave_watch = None if self._returns else LeaveWatch(ranks, spec.folder)
         self._ticked_at = 0.0
         self._looked_for_file_at = 0.0
         self._leaving: dict[int, float] = {}
-        self._agent_link = agent_link
-        self._answered = False
-        """Whether the ranks' end has been told: what is left is to hear what comes of it."""
 
-    @property
-    def _team(self) -> Team:
-        assert self._rendezvous_handler.team is not None  # ranks start after the rendezvous
-        return self._rendezvous_handler.team
+    def run(self) -> list[Any]:
+        """Run teams until one ends well; return its ranks' values. Raises what the run ends with; no rank runs then."""
+        try:
+            while True:
+                self._start_ranks(self._link.form())
+                if self._monitor():
+                    return self._values()
+                self._clear_ranks()
+        finally:
+            self._end_ranks()
 
-    def _assign_worker_ranks(
-        self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
-    ) -> list[Worker]:
-        # Torch's own asks the other agents through the store, and waits for those that have gone meanwhile.
-        team = self._team
-        return [
-            Worker(
-                local_rank=local_rank,
-                global_rank=team.first_rank + local_rank,
-                role_rank=team.first_rank + local_rank,
-                world_size=team.ranks,
-                role_world_size=team.ranks,
-            )
-            for local_rank in range(team.local_ranks)
-        ]
+    def _start_ranks(self, team: Team) -> None:
+        self._ranks.renumber(team.first_rank, team.local_ranks)
+        starts = [self._rank_start(team, local_rank) for local_rank in range(team.local_ranks)]
+        self._ranks.start(starts, _START_SECONDS, self._check)
 
-    def _exit_barrier(self) -> None:
-        """All agents have been heard of before this one was told that the run is over."""
+    def _rank_start(self, team: Team, local_rank: int) -> RankStart:
+        folder, rank = self._spec.folder, team.first_rank + local_rank
+        elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
+        env = {
+            **self._env,
+            **rank_environment(team, local_rank, folder.path.name, self._spec.max_restarts),
+            "TORCHELASTIC_ERROR_FILE": str(elastic_error.absolute()),
+        }
+        # Not resolved: a link in its place must be seen as one.
+        log = folder.log(rank).absolute()
+        return RankStart(rank, env, os.getcwd(), log, self._work, again=team.number > 1 or team.restarts > 0)
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        restarts = self._team.restarts
-        self._ranks.renumber(self._team.first_rank, self._team.local_ranks)
-        starts = []
-        for worker in worker_group.workers:
-            env = _rank_environment(worker_group, worker)
-            env["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
-            env["TORCHELASTIC_MAX_RESTARTS"] = str(self._plan.max_restarts)
-            starts.append(self._plan.start(worker.global_rank, env, self._team.number > 1 or restarts > 0))
-        self._ranks.start(starts, _BIRTH_SECONDS, self._look_around)
-        return {rank - self._team.first_rank: pid for rank, pid in self._ranks.pids.items()}
+    def _monitor(self) -> bool:
+        """Watch the ranks until the team is over: True at the run's good end, False to start another team."""
+        told = (
+            False  # whether the link knows how this node's ranks ended: what is left is to hear its decision
+        )
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            self._check()
+            self._ranks.poll()
+            if not told:
+                told = self._tell_end()
+            match self._link.decision(self._watch.seen_step if self._watch is not None else 0):
+                case Again():
+                    return False
+                case End() as end:
+                    if (error := end.error()) is not None:
+                        raise error
+                    return True
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Clear the way for a new team, at once: what is left of the old one can only wait for its dead."""
+    def _tell_end(self) -> bool:
+        """Tell the link when the ranks have ended, well or not; returns whether it was told."""
+        try:
+            if not self._all_ended_well():
+                return False
+        except RankFailed as failed:
+            self._link.failed(failed.failure, self._watch.furthest_step() if self._watch is not None else 0)
+        else:
+            self._link.done(self._values())
+        return True
+
+    def _clear_ranks(self) -> None:
+        """Kill what is left of a failed team: it can only wait for its dead."""
         if stuck := self._ranks.end(0.0):
-            raise RankFailed(
+            message = (
                 f"rank(s) {stuck} cannot be ended, not even by SIGKILL: the kernel waits for a disk or a driver, "
-                "so no new team can start here",
-                rank=stuck[0],
-                host=socket.gethostname(),
+                "so no new team can start here"
             )
+            raise RankFailed(Failure(message, rank=stuck[0], host=socket.gethostname()))
         self._ranks.forget()
         self._leaving.clear()
-        self._answered = False
         if self._watch is not None:
             self._watch.start_anew()
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+    def _end_ranks(self) -> None:
         """End the ranks: by the signal that asked for it, where there is one. A further signal ends the grace."""
-        grace, asked = self._plan.grace_seconds, self._stop.received
+        grace, asked = self._spec.grace_seconds, self._stop.received
         tell_at = time.monotonic() + (0.0 if asked is not None else _SHORT_SECONDS)
         told = False
 
@@ -173,43 +154,22 @@ class TeamAgent(SimpleElasticAgent):
                 say(f"{why}waits up to {grace:.0f} s for rank(s) {left} to end{again}")
             return self._stop.again() if asked is not None else self._stop.received is not None
 
-        self._ranks.end(grace, asked if asked in _PASSED_ON else death_sig, hurry)
+        self._ranks.end(grace, asked if asked in _PASSED_ON else signal.SIGTERM, hurry)
         if self._ranks.killed and grace > 0:
             say(f"rank(s) {', '.join(map(str, self._ranks.killed))} did not end, and were killed")
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._look_around()
-        self._ranks.poll()
-        if not self._answered:
-            try:
-                self._answered = self._look_at_ranks()
-            except RankFailed as failed:
-                self._answered = True
-                self._agent_link.failed(failed, self._watch.furthest_step() if self._watch is not None else 0)
-        match self._agent_link.look(self._step()):
-            case Again():
-                return RunResult(state=WorkerState.FAILED)
-            case End() as end:
-                if (error := end.error()) is not None:
-                    raise error
-                return RunResult(state=WorkerState.SUCCEEDED, return_values=self._values())
-        return RunResult(state=WorkerState.HEALTHY)
-
-    def _look_at_ranks(self) -> bool:
-        """Whether all ranks have ended well, and the oversight has been told; raises RankFailed with a cause."""
+    def _all_ended_well(self) -> bool:
+        """Whether all ranks have ended well; raises RankFailed with the cause when one has failed or hangs."""
         ranks = self._ranks
-        returns = self._plan.returns
-        faults = [
-            fault for rank in ranks.numbers if (fault := ranks.fault(rank, returns=returns)) is not None
-        ]
-        if faults:
-            self._judge(faults)
+        if failures := [failure for rank in ranks.numbers if (failure := self._failure(rank)) is not None]:
+            # The rank that failed first may still unwind, and explain the others.
+            if (cause := settled_cause(failures, ranks.count - len(failures))) is not None:
+                raise RankFailed(cause)
             return False
         if len(ranks.ended) == ranks.count:
-            self._agent_link.done(list(self._values().values()))
             return True
         if ranks.lost:
-            raise RankFailed(f"all ranks are lost: {ranks.lost}", rank=-1, host=socket.gethostname())
+            raise RankFailed(Failure(f"all ranks are lost: {ranks.lost}", host=socket.gethostname()))
         self._hurry_leavers()
         if self._leave_watch is not None:
             self._leave_watch.look()
@@ -217,42 +177,35 @@ class TeamAgent(SimpleElasticAgent):
             self._watch.look()
         return False
 
-    def _step(self) -> int:
-        return self._watch.seen_step if self._watch is not None else 0
-
-    def _look_around(self) -> None:
+    def _check(self) -> None:
+        """Raise what a signal, the lease or the stop deadline asks for; call `on_tick` when it is time."""
         self._stop.check()
         now = time.monotonic()
-        if self._plan.stops_at_a_step:
+        if self._spec.stops_at_a_step:
             self._look_for_stop(now)
-        if self._plan.on_tick is not None and now - self._ticked_at >= _TICK_SECONDS:
+        if now - self._ticked_at >= _TICK_SECONDS:
             self._ticked_at = now
-            self._plan.on_tick()
+            self._spec.on_tick()
 
     def _look_for_stop(self, now: float) -> None:
         """Raise Resumable when ranks that were asked to stop, here or elsewhere, have not by their deadline."""
         if now - self._looked_for_file_at >= _FILE_SECONDS:
             self._looked_for_file_at = now
-            if self._plan.folder.asked_to_stop():
+            if self._spec.folder.asked_to_stop():
                 self._stop.asked_elsewhere()
         asked_at = self._stop.asked_at
-        if asked_at is None or now - asked_at < self._plan.stop_seconds:
+        if asked_at is None or now - asked_at < self._spec.stop_seconds:
             return
-        who = f" {self._watch.verdict()}" if self._watch is not None and self._ranks.pids else ""
+        who = f" {self._watch.verdict().message}" if self._watch is not None and self._ranks.pids else ""
         raise Resumable(
-            f"the run was asked to stop, and has not saved within {self._plan.stop_seconds:.0f} s "
+            f"the run was asked to stop, and has not saved within {self._spec.stop_seconds:.0f} s "
             f"(team.stop_seconds): all ranks are ended.{who} Resumable: the same command with --run-dir goes on from "
             "its newest checkpoint"
         )
 
-    def _judge(self, faults: list[Fault]) -> None:
-        """Raise the cause, unless a better one may come: the rank that failed first may still unwind."""
-        cause = settled_cause(faults, self._ranks.count - len(faults))
-        if cause is None:
-            return
-        log = self._plan.folder.log(cause.rank)
-        returned = isinstance(self._ranks.reports.get(cause.rank), Returned)
-        raise rank_failed(cause, log, returned=returned, silent=self._plan.reports)
+    def _failure(self, rank: int) -> Failure | None:
+        silent = not isinstance(self._work, Command)
+        return self._ranks.failure(rank, self._spec.folder.log(rank), returns=self._returns, silent=silent)
 
     def _hurry_leavers(self) -> None:
         """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""
@@ -261,53 +214,38 @@ class TeamAgent(SimpleElasticAgent):
             if rank in self._ranks.reports:
                 since = self._leaving.setdefault(rank, now)
                 if now - since > _EXIT_SECONDS:
-                    host, log = socket.gethostname(), self._plan.folder.log(rank)
-                    raise RankFailed(
+                    host, log = socket.gethostname(), self._spec.folder.log(rank)
+                    message = (
                         f"rank {rank} on {host} returned, but its process did not end within "
                         f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? "
-                        f"Its output: {log}",
-                        rank=rank,
-                        host=host,
-                        details=tail(log),
+                        f"Its output: {log}"
                     )
+                    raise RankFailed(Failure(message, rank=rank, host=host, details=tail(log)))
 
-    def _values(self) -> dict[int, Any]:
-        values: dict[int, Any] = {}
-        for rank in self._ranks.numbers:
-            report = self._ranks.reports.get(rank)
-            values[rank] = pickle.loads(report.value) if isinstance(report, Returned) else None
-        return values
-
-    def _construct_event(
-        self,
-        state: str,
-        source: EventSource,
-        worker: Worker | None = None,
-        raw_error: str | None = None,
-        duration_ms: float | None = None,
-        exit_code: int | None = None,
-        worker_pid: int | None = None,
-    ) -> Event:
-        # torch's own asks the name server for this host's full name, for each event that nobody records.
-        return Event(f"torchelastic.worker.status.{state}", source=source)
+    def _values(self) -> list[Any]:
+        """The value of each rank of this node, in rank order."""
+        reports = [self._ranks.reports.get(rank) for rank in self._ranks.numbers]
+        return [pickle.loads(report.value) if isinstance(report, Returned) else None for report in reports]
 
 
-def _rank_environment(group: WorkerGroup, worker: Worker) -> dict[str, str]:
+def rank_environment(team: Team, local_rank: int, run_id: str, max_restarts: int) -> dict[str, str]:
     """Return what torchrun adds to the environment of a rank (a test compares it with torchrun's)."""
-    spec = group.spec
+    rank, ranks = str(team.first_rank + local_rank), str(team.ranks)
     return {
-        "LOCAL_RANK": str(worker.local_rank),
-        "RANK": str(worker.global_rank),
-        "GROUP_RANK": str(group.group_rank),
-        "ROLE_RANK": str(worker.role_rank),
-        "ROLE_NAME": spec.role,
-        "LOCAL_WORLD_SIZE": str(len(group.workers)),  # a team may be smaller than the first
-        "WORLD_SIZE": str(worker.world_size),
-        "GROUP_WORLD_SIZE": str(group.group_world_size),
-        "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        "MASTER_ADDR": str(group.master_addr),
-        "MASTER_PORT": str(group.master_port),
-        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "LOCAL_RANK": str(local_rank),
+        "RANK": rank,
+        "GROUP_RANK": str(team.node),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(team.local_ranks),
+        "WORLD_SIZE": ranks,
+        "GROUP_WORLD_SIZE": str(team.nodes),
+        "ROLE_WORLD_SIZE": ranks,
+        "MASTER_ADDR": team.leader,
+        "MASTER_PORT": str(team.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(team.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store at MASTER_ADDR is the agent's: ranks only connect
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

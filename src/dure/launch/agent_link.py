@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-
-from dure.base.errors import RankFailed
+from dure.base.errors import Failure
 from dure.launch.failure import unsaved
 from dure.launch.nodes.member import Member
-from dure.launch.nodes.messages import Again, Done, End, Fault, Team
+from dure.launch.nodes.messages import Again, Done, End, Failed, Team
+from dure.launch.rank_store import open_rank_store
 from dure.launch.restart_policy import Restart, RestartPolicy
 
-_STORE_SECONDS = 30.0
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 class AgentLink(Protocol):
@@ -26,14 +24,14 @@ class AgentLink(Protocol):
     def form(self) -> Team:
         """Wait for the next team, and open its store where that is this node's part."""
 
-    def look(self, step: int) -> Again | End | None:
-        """What is wanted of the ranks now; nothing, mostly."""
+    def decision(self, step: int) -> Again | End | None:
+        """What is to be done with the ranks; None while they go on. `step` is the furthest they were seen in."""
 
-    def failed(self, failed: RankFailed, step: int) -> None:
-        """A rank of this node has failed: `look` gives the answer."""
+    def failed(self, failure: Failure, step: int) -> None:
+        """A rank of this node has failed: `decision` gives the answer."""
 
     def done(self, values: Sequence[object]) -> None:
-        """All ranks of this node have ended well: `look` gives the answer."""
+        """All ranks of this node have ended well: `decision` gives the answer."""
 
 
 class Alone:
@@ -58,7 +56,7 @@ class Alone:
     def form(self) -> Team:
         """A team of this node."""
         self._answer = None
-        self._store, port = open_store(self._address, self._listener)
+        self._store, port = open_rank_store(self._address, self._listener)
         self._listener = None
         ranks = self._restart_policy.ranks
         return Team(
@@ -73,16 +71,16 @@ class Alone:
             restarts=self._restart_policy.restarts,
         )
 
-    def look(self, step: int) -> Again | End | None:
+    def decision(self, step: int) -> Again | End | None:
         """What came of the last failure, or of the end."""
         return self._answer
 
-    def failed(self, failed: RankFailed, step: int) -> None:
+    def failed(self, failure: Failure, step: int) -> None:
         """Start again, or raise what the run ends with."""
         if self._stopping():
-            raise unsaved(failed)
-        self._on_restart(self._restart_policy.after(failed, step))
-        self._answer = Again(0, str(failed))
+            raise unsaved(failure)
+        self._on_restart(self._restart_policy.after(failure, step))
+        self._answer = Again(0, failure.message)
 
     def done(self, values: Sequence[object]) -> None:
         """Nobody else has to be."""
@@ -111,96 +109,23 @@ class LeaderLink:
         """Wait for the leader's word."""
         team = self._member.next_team(self._check)
         if team.store_port == 0:
-            self._store, port = open_store(team.leader, None)
+            self._store, port = open_rank_store(team.leader, None)
             self._member.store_is_up(team.number, port)
             team = replace(team, store_port=port)
         self._team = team.number
         self._on_team(team)
         return team
 
-    def look(self, step: int) -> Again | End | None:
+    def decision(self, step: int) -> Again | End | None:
         """The leader's word, if there is one."""
         self._member.has_got_to(step)
         return self._member.order(self._team)
 
-    def failed(self, failed: RankFailed, step: int) -> None:
+    def failed(self, failure: Failure, step: int) -> None:
         """Tell the leader."""
         self._member.has_got_to(step)
-        self._member.tell(
-            Fault(
-                self._team,
-                str(failed),
-                failed.rank,
-                failed.host,
-                failed.details,
-                failed.exit_code,
-                failed.may_pass,
-                failed.aftermath,
-            )
-        )
+        self._member.tell(Failed(self._team, failure))
 
     def done(self, values: Sequence[object]) -> None:
         """Tell the leader."""
         self._member.tell(Done(self._team, [self._to_json(value) for value in values]))
-
-
-def open_store(address: str, listener: socket.socket | None) -> tuple[TCPStore, int]:
-    """The store in which ranks meet. Each team gets one of its own, and meets nothing that a dead one left."""
-    if listener is None:
-        listener = socket.create_server((address, 0), backlog=2048)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        address,
-        port,
-        world_size=1,
-        is_master=True,
-        timeout=datetime.timedelta(seconds=_STORE_SECONDS),
-        multi_tenant=True,
-        master_listen_fd=listener.detach(),
-    )
-    return store, port
-
-
-class Rendezvous(RendezvousHandler):
-    """Torch's agent meets through this; what it asks for is decided by an `AgentLink`."""
-
-    def __init__(self, agent_link: AgentLink, run_id: str) -> None:
-        self._agent_link = agent_link
-        self._run_id = run_id
-        self.team: Team | None = None
-        """The one that was formed last."""
-
-    def get_backend(self) -> str:
-        """Name this rendezvous."""
-        return "static"
-
-    @property
-    def use_agent_store(self) -> bool:
-        """Let the ranks meet in the agent's store, so that they need no port of their own."""
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """The next team."""
-        self.team = team = self._agent_link.form()
-        meeting = RendezvousStoreInfo(team.leader, team.store_port)
-        # The agents have no use for the store: all that they must know of each other is in the team.
-        return RendezvousInfo(HashStore(), team.node, team.nodes, meeting)
-
-    def is_closed(self) -> bool:
-        """Nobody can close it."""
-        return False
-
-    def set_closed(self) -> None:
-        """Nobody can close it."""
-
-    def num_nodes_waiting(self) -> int:
-        """Whoever waits has told the leader, who orders a new team."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Name the run."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """Nothing is left to stop."""
-        return True

@@ -8,12 +8,10 @@ import socket
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 
-from dure.base.errors import DureError, PeerLost, RankFailed, Resumable, StorageError
+from dure.base.errors import DureError, Failure, PeerLost, RankFailed, Resumable, StorageError
 from dure.base.files import open_plain
 from dure.base.say import redacted
 
@@ -33,49 +31,34 @@ _BETTER_CAUSE_SECONDS = 5.0
 _TORCH_DISTRIBUTED_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 
 
-@dataclass(frozen=True)
-class RankError:
-    """What a rank says of its own failure. Written as JSON into the run's folder."""
-
-    rank: int
-    host: str
-    pid: int
-    type: str
-    message: str
-    traceback: str
-    exit_code: int
-    """What the command shall end with."""
-    expected: bool
-    """A `DureError`: its message is written for people and needs no traceback."""
-    aftermath: bool
-    """Another rank's failure, seen from here."""
-    may_pass: bool
-    """The machine's failure, not the job's: trying again may help."""
-    at_ns: int
-    """CLOCK_MONOTONIC of this host."""
-
-
-def describe(error: BaseException, rank: int) -> RankError:
+def describe(error: BaseException, rank: int) -> Failure:
     """Put an exception of this rank into words, from inside the `except` that caught it."""
-    if isinstance(error, SystemExit):
-        message = f"sys.exit({error.code!r})"
+    host = socket.gethostname()
+    if isinstance(error, DureError):  # its message is written for people, and needs no traceback
+        message, details = str(error), ""
     else:
-        message = "".join(traceback.format_exception_only(error)).strip()
-    return RankError(
+        words = (
+            f"sys.exit({error.code!r})"
+            if isinstance(error, SystemExit)
+            else "".join(traceback.format_exception_only(error)).strip()
+        )
+        message, details = f"rank {rank} on {host} failed: {words}", traceback_of(error)
+    return Failure(
+        message=redacted(message),
         rank=rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        type=type(error).__name__,
-        message=redacted(str(error) if isinstance(error, DureError) else message),
-        traceback=redacted(
-            "".join(traceback.format_exception(type(error), error, own_frames(error.__traceback__)))
-        ),
+        host=host,
+        details=details,
         exit_code=error.exit_code if isinstance(error, DureError) else 1,
-        expected=isinstance(error, DureError),
-        aftermath=is_aftermath(error),
         may_pass=may_pass(error),
+        aftermath=is_aftermath(error),
         at_ns=time.monotonic_ns(),
     )
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback that people see, without the launcher's frames and without secrets."""
+    frames = own_frames(error.__traceback__)
+    return redacted("".join(traceback.format_exception(type(error), error, frames)))
 
 
 def is_aftermath(error: BaseException | None) -> bool:
@@ -119,47 +102,20 @@ def own_frames(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-class Weight(IntEnum):
-    """How far a fault explains the run's end; the lightest is the cause."""
-
-    SIGNAL = 0
-    CAUSE = 1
-    AFTERMATH = 2
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One rank's failure as the launcher sees it: its own words if it left any, and how it ended."""
-
-    rank: int
-    weight: Weight
-    at_ns: int
-    error: RankError | None
-    exit_code: int | None
-    """Negative for a signal; None while the process still ends."""
+def first_cause(failures: Iterable[Failure]) -> Failure:
+    """Return the failure that explains the others. They must be of one host: their times are compared."""
+    return min(
+        failures, key=lambda failure: (failure.aftermath, not failure.killed, failure.at_ns, failure.rank)
+    )
 
 
-def fault_of(rank: int, error: RankError | None, exit_code: int | None, at_ns: int) -> Fault:
-    """Weigh one rank's failure."""
-    if error is not None:
-        weight = Weight.AFTERMATH if error.aftermath else Weight.CAUSE
-        return Fault(rank, weight, error.at_ns, error, exit_code)
-    signalled = exit_code is not None and exit_code < 0
-    return Fault(rank, Weight.SIGNAL if signalled else Weight.CAUSE, at_ns, None, exit_code)
-
-
-def first_cause(faults: Iterable[Fault]) -> Fault:
-    """Return the fault that explains the others."""
-    return min(faults, key=lambda fault: (fault.weight, fault.at_ns, fault.rank))
-
-
-def settled_cause(faults: Sequence[Fault], others: int) -> Fault | None:
+def settled_cause(failures: Sequence[Failure], others: int) -> Failure | None:
     """Return the cause; None while one of the `others` that failed first may still unwind and tell it."""
-    if not faults:
+    if not failures:
         return None
-    cause = first_cause(faults)
-    waited = seconds_since(min(fault.at_ns for fault in faults))
-    if cause.weight is Weight.AFTERMATH and others and waited < _BETTER_CAUSE_SECONDS:
+    cause = first_cause(failures)
+    waited = seconds_since(min(failure.at_ns for failure in failures))
+    if cause.aftermath and others and waited < _BETTER_CAUSE_SECONDS:
         return None
     return cause
 
@@ -169,44 +125,42 @@ def seconds_since(monotonic_ns: int) -> float:
     return (time.monotonic_ns() - monotonic_ns) / 1e9
 
 
-def rank_failed(
-    fault: Fault, log: Path, *, returned: bool = False, silent: bool = True, host: str | None = None
-) -> RankFailed:
-    """Turn the cause into the error that the command ends with.
+def ended_without_report(
+    rank: int,
+    exit_code: int,
+    log: Path,
+    *,
+    at_ns: int = 0,
+    returned: bool = False,
+    silent: bool = True,
+    host: str | None = None,
+) -> Failure:
+    """The failure of a rank whose process ended without saying why.
 
     `returned`: the rank had sent its value home before. `silent`: it could have said why, and did not.
     `host`: where the rank ran, if not here.
     """
     host = host or socket.gethostname()
-    error = fault.error
-    if error is not None:
-        message = (
-            error.message if error.expected else f"rank {fault.rank} on {error.host} failed: {error.message}"
-        )
-        details = "" if error.expected else error.traceback
-        return RankFailed(
-            message,
-            rank=fault.rank,
-            host=error.host,
-            details=details,
-            exit_code=error.exit_code,
-            may_pass=error.may_pass,
-            aftermath=error.aftermath,
-        )
     after = " after its function had returned" if returned else ""
-    words = exit_words(fault.exit_code or 0, silent=silent)
-    message = f"rank {fault.rank} on {host} {words}{after}. Its output: {log}"
-    # A process that was killed, or left without a word, had no chance to say that it is the job's fault.
-    return RankFailed(message, rank=fault.rank, host=host, details=tail(log), may_pass=not returned)
+    return Failure(
+        f"rank {rank} on {host} {exit_words(exit_code, silent=silent)}{after}. Its output: {log}",
+        rank=rank,
+        host=host,
+        details=tail(log),
+        # A process that was killed, or left without a word, had no chance to say that it is the job's fault.
+        may_pass=not returned,
+        killed=exit_code < 0,
+        at_ns=at_ns,
+    )
 
 
-def unsaved(failed: RankFailed) -> DureError:
+def unsaved(failure: Failure) -> DureError:
     """What a run ends with whose ranks fail after they were asked to stop: it is not started again for that."""
-    if not failed.may_pass:
-        return failed
+    if not failure.may_pass:
+        return RankFailed(failure)
     return Resumable(
-        f"{failed} The run was asked to stop, so it is not started again; resumable: the same command with --run-dir "
-        "goes on from its newest checkpoint"
+        f"{failure.message} The run was asked to stop, so it is not started again; resumable: the same command with "
+        "--run-dir goes on from its newest checkpoint"
     )
 
 

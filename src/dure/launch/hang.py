@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dure.base.errors import RankFailed
+from dure.base.errors import Failure, RankFailed
 from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
 from dure.launch.failure import tail
@@ -85,7 +85,7 @@ class HangWatch:
         elif self._ranks.unwatched:  # nobody can tell whether those move
             self._moved_at = now
         elif now - self._moved_at >= self._hang_seconds:
-            raise self.verdict()
+            raise RankFailed(self.verdict())
 
     @property
     def seen_step(self) -> int:
@@ -99,7 +99,7 @@ class HangWatch:
     def _beats(self) -> list[Beat | None]:
         return [read_beat(self._folder.heartbeat(rank)) for rank in self._ranks.numbers]
 
-    def verdict(self) -> RankFailed:
+    def verdict(self) -> Failure:
         """Collect the stacks of all ranks, and return who holds up the team, in words."""
         states = [
             RankState(rank, beat, self._ranks.state(rank))
@@ -111,7 +111,7 @@ class HangWatch:
         with contextlib.suppress(OSError):
             message += f" Stacks: {path.parent}/"
         details = tail(path, lines=10_000)
-        return RankFailed(
+        return Failure(
             message,
             rank=culprit,
             host=socket.gethostname(),

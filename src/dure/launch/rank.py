@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from dure.base.errors import DureError
+from dure.base.errors import DureError, Failure
 from dure.base.files import open_own, write_whole
 from dure.base.run_folder import RunFolder
 from dure.base.say import keep_output_harmless, say, say_through
 from dure.launch import own_state, process_tree
-from dure.launch.failure import RankError, describe
+from dure.launch.failure import describe, traceback_of
 from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
 from dure.launch.prefork import Birth
@@ -161,7 +161,7 @@ def _run_script(
         hidden.put_back_all()
 
 
-def read_report(data: bytearray) -> Said | Returned | RankError | None:
+def read_report(data: bytearray) -> Said | Returned | Failure | None:
     """Take the next thing that a rank sent through its report pipe off `data`; None while it is not all there."""
     if len(data) < _HEADER.size:
         return None
@@ -169,7 +169,7 @@ def read_report(data: bytearray) -> Said | Returned | RankError | None:
     end = _HEADER.size + length
     if len(data) < end:
         return None
-    report: Said | Returned | RankError = pickle.loads(bytes(data[_HEADER.size : end]))
+    report: Said | Returned | Failure = pickle.loads(bytes(data[_HEADER.size : end]))
     del data[:end]
     return report
 
@@ -203,11 +203,13 @@ def _call(call: Call, rank: int, report: int) -> int:
 
 
 def _failed(error: BaseException, folder: RunFolder, rank: int, report: int) -> int:
-    words = describe(error, rank)
-    _send(report, words)
-    print(words.traceback, file=sys.stderr, flush=True)
+    failure = describe(error, rank)
+    _send(report, failure)
+    trace = traceback_of(error)
+    print(trace, file=sys.stderr, flush=True)
+    written = {**asdict(failure), "pid": os.getpid(), "type": type(error).__name__, "traceback": trace}
     try:
-        write_whole(folder.error(rank), json.dumps(asdict(words), indent=2) + "\n")
+        write_whole(folder.error(rank), json.dumps(written, indent=2) + "\n")
     except OSError as unwritten:
         print(f"rank {rank}: {folder.error(rank)} could not be written: {unwritten}", file=sys.stderr)
     return 1
@@ -253,8 +255,8 @@ def _limit_threads(threads: int) -> None:
         sys.modules["torch"].set_num_threads(threads)
 
 
-def _send(report: int, words: Returned | RankError) -> None:
-    body = pickle.dumps(words)
+def _send(report: int, message: Returned | Failure) -> None:
+    body = pickle.dumps(message)
     data = memoryview(_HEADER.pack(len(body)) + body)
     while data:
         data = data[os.write(report, data) :]

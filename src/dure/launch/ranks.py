@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dure.base.errors import RankFailed
+from dure.base.errors import Failure, RankFailed
 from dure.base.say import say
 from dure.launch import process_tree
-from dure.launch.failure import Fault, RankError, exit_words, fault_of, seconds_since
+from dure.launch.failure import ended_without_report, exit_words, seconds_since
 from dure.launch.prefork import FOR_THE_LAUNCHER, Birth, Born, Ended, command
 from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
@@ -56,7 +56,7 @@ class Ranks:
         self.numbers = range(first, first + len(logs))
         self.pids: dict[int, int] = {}
         self.ended: dict[int, Ended] = {}
-        self.reports: dict[int, Returned | RankError] = {}
+        self.reports: dict[int, Returned | Failure] = {}
         self.killed: list[int] = []
         """Those that were there when the grace of the last `end` was over."""
         self.lost: str = ""
@@ -87,7 +87,7 @@ class Ranks:
         )
         # The prefork server lets signals through when it knows what to do with them.
         with theirs, _blocked(FOR_THE_LAUNCHER):
-            self._nursery = subprocess.Popen(
+            self._prefork_server = subprocess.Popen(
                 [*within, *line],
                 env=dict(env),
                 pass_fds=[theirs.fileno(), *self._report_writes.values(), *self._console_ends()],
@@ -119,13 +119,13 @@ class Ranks:
             self._line.poll(0.05)
             self.poll()
             if self.lost:
-                raise RankFailed(f"no rank could start: {self.lost}", rank=-1, host=socket.gethostname())
+                raise RankFailed(Failure(f"no rank could start: {self.lost}", host=socket.gethostname()))
             if time.monotonic() > deadline:
                 missing = sorted(set(self.numbers) - set(self.pids))
                 message = (
                     f"ranks {missing} did not start within {deadline_seconds:.0f} s; is torch on a slow disk?"
                 )
-                raise RankFailed(message, rank=missing[0], host=socket.gethostname())
+                raise RankFailed(Failure(message, rank=missing[0], host=socket.gethostname()))
 
     def poll(self) -> None:
         """Take in what has happened since the last look, without waiting."""
@@ -142,10 +142,10 @@ class Ranks:
         except (EOFError, OSError):
             if not self.lost:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._nursery.wait(1)
-                code = self._nursery.returncode
+                    self._prefork_server.wait(1)
+                code = self._prefork_server.returncode
                 words = exit_words(code) if code is not None else "closed its socket"
-                self.lost = f"the process that ranks are forked from (pid {self._nursery.pid}) {words}"
+                self.lost = f"the process that ranks are forked from (pid {self._prefork_server.pid}) {words}"
         # After the ends: what a rank that has ended wrote is all in its pipe by now.
         for rank, descriptor in self._report_reads.items():
             if rank not in self.reports:
@@ -166,18 +166,25 @@ class Ranks:
                 self._said.add(report.text)
                 self._on_said(report.text)
 
-    def fault(self, rank: int, *, returns: bool) -> Fault | None:
-        """How a rank failed, as far as the last `poll` knows; with `returns`, an end without a value is one."""
+    def failure(
+        self, rank: int, log: Path, *, returns: bool, silent: bool = True, host: str | None = None
+    ) -> Failure | None:
+        """How a rank failed, as far as the last `poll` knows; with `returns`, an end without a value is a failure.
+
+        `log`, `silent` and `host` are for one that does not say why (`ended_without_report`).
+        """
         ended = self.ended.get(rank)
         report = self.reports.get(rank)
-        code = ended.exit_code if ended is not None else None
-        if isinstance(report, RankError):
+        if isinstance(report, Failure):
             # It still prints its traceback and runs its exit hooks: ending it now would cut them off.
             unwinding = ended is None and seconds_since(report.at_ns) < _UNWIND_SECONDS
-            return None if unwinding else fault_of(rank, report, code, report.at_ns)
+            return None if unwinding else report
         if ended is None or (ended.exit_code == 0 and (report is not None or not returns)):
             return None
-        return fault_of(rank, None, code, ended.at_ns)
+        returned = report is not None
+        return ended_without_report(
+            rank, ended.exit_code, log, at_ns=ended.at_ns, returned=returned, silent=silent, host=host
+        )
 
     def alive(self) -> list[int]:
         """Return the ranks whose processes run, as far as the last `poll` knows."""
@@ -222,7 +229,7 @@ class Ranks:
         for rank in self.alive():
             if self.state(rank) in ("T", "t"):
                 self.send(rank, signal.SIGKILL)
-            elif grace_seconds > 0 and isinstance(self.reports.get(rank), RankError):
+            elif grace_seconds > 0 and isinstance(self.reports.get(rank), Failure):
                 continue
             elif number is signal.SIGINT:
                 self.interrupt(rank)
@@ -271,13 +278,13 @@ class Ranks:
         """End the prefork server and whatever the ranks left running; pass on the last output."""
         self._line.close()
         if not self.pids:
-            self._nursery.kill()  # it may be in the middle of a long import, with nothing to clear away
+            self._prefork_server.kill()  # it may be in the middle of a long import, with nothing to clear away
         try:
-            self._nursery.wait(8)
+            self._prefork_server.wait(8)
         except subprocess.TimeoutExpired:
-            self._nursery.kill()
+            self._prefork_server.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._nursery.wait(2)
+                self._prefork_server.wait(2)
         if self._passthrough is not None:
             self._passthrough.finish(0.5)
         for descriptor in (*self._report_reads.values(), *self._pidfds.values()):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dure.base.errors import RankFailed
+from dure.base.errors import Failure, RankFailed
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class RestartPolicy:
         self._max_restarts = max_restarts
         self._without_progress = 0
         self._furthest = -1
-        self._first: RankFailed | None = None
+        self._first: Failure | None = None
 
-    def after(self, failed: RankFailed, step: int) -> Restart:
-        """The restart that `failed`, in a run that has come as far as `step`, is answered with.
+    def after(self, failure: Failure, step: int) -> Restart:
+        """The restart that `failure`, in a run that has come as far as `step`, is answered with.
 
-        Raises what the run ends with instead: `failed` itself if trying again cannot help, or the first of
-        those failures that came one after the other without progress.
+        Raises RankFailed, which the run ends with, instead: with `failure` itself if trying again cannot help, or with
+        the first of those failures that came one after the other without progress.
         """
-        if not failed.may_pass or self._max_restarts == 0:
-            raise failed
+        if not failure.may_pass or self._max_restarts == 0:
+            raise RankFailed(failure)
         if self._first is None or step > self._furthest:
-            self._first, self._furthest, self._without_progress = failed, step, 0
+            self._first, self._furthest, self._without_progress = failure, step, 0
         if self._without_progress < self._max_restarts:
             self._without_progress += 1
         elif self.ranks > self._min_ranks:
@@ -65,19 +65,17 @@ class RestartPolicy:
             number=self.restarts,
             without_progress=self._without_progress,
             max_restarts=self._max_restarts,
-            cause=str(failed),
-            rank=failed.rank,
+            cause=failure.message,
+            rank=failure.rank,
             step=step,
             at_ns=time.monotonic_ns(),
             ranks=self.ranks,
         )
 
-    def _given_up(self, first: RankFailed) -> RankFailed:
+    def _given_up(self, first: Failure) -> RankFailed:
         tried = "once" if self._max_restarts == 1 else f"{self._max_restarts} times"
-        return RankFailed(
-            f"{first} The team was started again {tried} and came no further than step {max(self._furthest, 0)}.",
-            rank=first.rank,
-            host=first.host,
-            details=first.details,
-            exit_code=first.exit_code,
+        message = (
+            f"{first.message} The team was started again {tried} and came no further than step "
+            f"{max(self._furthest, 0)}."
         )
+        return RankFailed(replace(first, message=message, may_pass=False))

@@ -7,82 +7,60 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dure.base.errors import RankFailed, UsageError
 from dure.base.files import read_at_most
-from dure.base.run_folder import RunFolder
 from dure.launch import preload
 from dure.launch.rank import Command, Script
+from dure.launch.spec import LaunchSpec
 from dure.launch.team import launch
-
-if TYPE_CHECKING:
-    from dure.launch.nodes.join import Joined
-    from dure.launch.nodes.messages import Team
-
 
 _LONGEST_SCRIPT = 16 << 20
 
 
 def run_script(
     target: str,
-    argv: list[str],
+    argv: Sequence[str],
+    spec: LaunchSpec,
     *,
     module: bool,
-    ranks: int,
-    folder: RunFolder,
     cold: bool = False,
-    port: int = 0,
-    grace_seconds: float = 30.0,
-    joined: Joined | None = None,
-    on_team: Callable[[Team], None] = lambda team: None,
 ) -> int:
     """Run a script, or a module with `module`, on every rank; return 0 when all ranks ended with 0.
 
     Scripts see what they see under torchrun: environment, argv, `__main__`, working directory, output on
-    the console (also kept in `folder.log(rank)`). They run in interpreters that have imported torch, and what else
+    the console (also kept in `spec.folder.log(rank)`). They run in interpreters that have imported torch, and what else
     the script imports first; with `cold` in fresh ones, for scripts that must set something up before.
 
-    Ctrl-C, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which have `grace_seconds` to end before they are
-    killed. So do the others when a rank fails, and so does that rank, for its exit hooks.
-
-    With `joined`, these are one node's ranks of several nodes'; `on_team` is told which they are.
+    Ctrl-C, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which have `spec.grace_seconds` to end before they
+    are killed. So do the others when a rank fails, and so does that rank, for its exit hooks.
 
     Raises RankFailed (exit code 1) with the first cause; its traceback is on the console already.
     """
     refuse_missing(target, module)
     env = dict(os.environ)
-    if ranks > 1:
+    if spec.ranks > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's rule
     switch = ["-m"] if module else []
-
-    def work(rank: int) -> Script | Command:
-        if cold:
-            return Command((sys.executable, "-u", *switch, target, *argv))
-        return Script(target, tuple(argv), module, folder)
-
+    work: Script | Command = (
+        Command((sys.executable, "-u", *switch, target, *argv))
+        if cold
+        else Script(target, tuple(argv), module, spec.folder)
+    )
     source = "" if cold else _source(target, module)
     try:
         launch(
+            replace(spec, tee=True, hang_seconds=math.inf),  # a stock script has no heartbeat
             work,
-            ranks=ranks,
-            folder=folder,
-            env=env,
+            env,
             preload=() if cold else preload.base(source),
-            extra=preload.extra(source) if ranks > 1 else (),  # one rank can do it by itself
-            search_path=None,
-            hang_seconds=math.inf,  # a stock script has no heartbeat
-            port=port,
-            on_tick=None,
-            tee=True,
-            grace_seconds=grace_seconds,
-            joined=joined,
-            on_team=on_team,
+            extra=preload.extra(source) if spec.ranks > 1 else (),  # one rank can do it by itself
         )
     except RankFailed as failed:
-        raise RankFailed(str(failed), rank=failed.rank, host=failed.host, exit_code=1) from None
+        raise RankFailed(replace(failed.failure, details="", exit_code=1)) from None
     return 0
 
 

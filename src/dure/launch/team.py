@@ -3,246 +3,169 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
-import math
 import os
 import pickle
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dure.base import open_files
-from dure.base.errors import RankFailed, UsageError
+from dure.base.errors import UsageError
 from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
-from dure.base.say import say
 from dure.config.limits import MOST_RANKS
 from dure.launch import process_tree
+from dure.launch.agent import Agent
+from dure.launch.agent_link import AgentLink, Alone, LeaderLink
 from dure.launch.port import listen_at
 from dure.launch.preload import TORCH_WITH_DDP
-from dure.launch.rank import Call, Command, RankStart, Script
+from dure.launch.rank import Call, Command, Script
+from dure.launch.rank_store import import_torch
 from dure.launch.ranks import Ranks
 from dure.launch.restart_policy import Restart, RestartPolicy
+from dure.launch.spec import LaunchSpec
 from dure.launch.state_memory import StateMemory
 from dure.launch.stop import StopSignals
-
-if TYPE_CHECKING:
-    from dure.launch.nodes.join import Joined
-    from dure.launch.nodes.messages import Team
 
 
 def run_team(
     entry: str,
     args: tuple[object, ...],
+    spec: LaunchSpec | None = None,
     *,
-    ranks: int,
-    folder: RunFolder,
     threads: int = 1,
-    hang_seconds: float,
-    port: int = 0,
-    on_tick: Callable[[], None] | None = None,
-    tee: bool = False,
     preload: Sequence[str] = TORCH_WITH_DDP,
-    grace_seconds: float = 1.0,
-    max_restarts: int = 0,
-    min_ranks: int | None = None,
-    on_restart: Callable[[Restart], None] | None = None,
-    ask_to_stop: Callable[[str], None] | None = None,
-    stop_seconds: float = math.inf,
-    joined: Joined | None = None,
-    on_team: Callable[[Team], None] = lambda team: None,
-    to_json: Callable[[object], Any] = lambda value: value,
-    on_said: Callable[[str], None] = say,
+    **fields: Any,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
-    Ranks find torchrun's environment variables, `threads` threads, and their output in `folder.log(rank)`
-    (and on the console with `tee`). `preload` and the module of `entry` are imported once, before the ranks
-    are forked. `on_tick` is called about ten times a second. When no rank's heartbeat moves for `hang_seconds`,
-    all stacks are collected and the run is ended; `math.inf` never ends it. `ask_to_stop` is called with the name of
-    the first Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, for ranks that can stop at a step and save; a second one stops at
-    once (but for SIGHUP: a closed terminal may send two). Ranks that have been asked, so or by the file `folder.stop`,
-    are not started again when they fail, and are ended after `stop_seconds`; both raise Resumable. Where
-    `ask_to_stop` raises OSError, the ranks are told by SIGUSR1.
+    The launch is described by `spec`, or by its fields as keywords. Ranks find torchrun's environment variables and
+    `threads` threads. `preload` and the module of `entry` are imported once, before the ranks are forked.
 
     A team whose machine failed it (a rank was killed, crashed, ran out of memory or hung; see `may_pass`) is
-    ended and started again, up to `max_restarts` times without getting to a further step; `on_restart` is
-    told. Then, with `min_ranks`, it goes on with one rank less, and so on down to so many. The ranks find the number of
-    restarts in TORCHELASTIC_RESTART_COUNT.
+    ended and started again, as far as `spec.max_restarts` allows. Ranks find the number of restarts in
+    TORCHELASTIC_RESTART_COUNT. Ranks that have been asked to stop, by a signal or by the file `folder.stop`, are not
+    started again when they fail, and are ended after `spec.stop_seconds`; both raise Resumable. A second signal stops
+    at once (but for SIGHUP: a closed terminal may send two).
 
-    With `joined`, these are one node's ranks of a team of several nodes: the leader decides about restarts,
-    `on_team` is told of each team, and the values are those of this node's ranks; `to_json` makes them fit for
-    the way to the leader, which has all of them (`Joined.values`).
-
-    `on_said` is told what a rank has to say at once, when its log or its events cannot be written.
+    With `spec.joined` the values are those of this node's ranks; the leader has all of them (`Joined.values`).
 
     Raises RankFailed with the first cause, StoppedAtOnce after Ctrl-C or SIGTERM, UsageError for a port in
     use; no process is left then. Call it from the main thread.
     """
-    packed = pickle.dumps(args)
+    spec = LaunchSpec(**fields) if spec is None else replace(spec, **fields)
     search_path = tuple(os.path.abspath(entry) for entry in sys.path)
-
-    def work(rank: int) -> Call:
-        return Call(entry, packed, threads, folder, search_path)
-
-    module = entry.partition(":")[0]
-    return launch(
-        work,
-        ranks=ranks,
-        folder=folder,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
-            "PYTHONHASHSEED": "0",
-            # Its heartbeat file; a rank that writes elsewhere would be taken for hung.
-            "DURE_RUN": str(folder.path.absolute()),
-        },
-        preload=(*preload, module),
-        search_path=search_path,
-        hang_seconds=hang_seconds,
-        port=port,
-        on_tick=on_tick,
-        tee=tee,
-        grace_seconds=grace_seconds,
-        max_restarts=max_restarts,
-        min_ranks=min_ranks,
-        on_restart=on_restart,
-        ask_to_stop=ask_to_stop,
-        stop_seconds=stop_seconds,
-        joined=joined,
-        on_team=on_team,
-        to_json=to_json,
-        on_said=on_said,
-    )
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
+        "PYTHONHASHSEED": "0",
+        # Its heartbeat file; a rank that writes elsewhere would be taken for hung.
+        "DURE_RUN": str(spec.folder.path.absolute()),
+    }
+    call = Call(entry, pickle.dumps(args), threads, spec.folder, search_path)
+    return launch(spec, call, env, preload=(*preload, entry.partition(":")[0]), search_path=search_path)
 
 
 def launch(
-    work: Callable[[int], Call | Script | Command],
-    *,
-    ranks: int,
-    folder: RunFolder,
+    spec: LaunchSpec,
+    work: Call | Script | Command,
     env: Mapping[str, str],
+    *,
     preload: Sequence[str],
-    search_path: Sequence[str] | None,
-    hang_seconds: float,
-    port: int,
-    on_tick: Callable[[], None] | None,
-    tee: bool,
-    grace_seconds: float,
     extra: Sequence[str] = (),
-    max_restarts: int = 0,
-    min_ranks: int | None = None,
-    on_restart: Callable[[Restart], None] | None = None,
-    ask_to_stop: Callable[[str], None] | None = None,
-    stop_seconds: float = math.inf,
-    joined: Joined | None = None,
-    on_team: Callable[[Team], None] = lambda team: None,
-    to_json: Callable[[object], Any] = lambda value: value,
-    on_said: Callable[[str], None] = say,
+    search_path: Sequence[str] | None = None,
 ) -> list[object]:
-    """Start a prefork server, import torch beside it, hand its ranks to the elastic agent, leave nothing behind."""
-    if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"{ranks} ranks cannot be started; use 1 to {MOST_RANKS}.")
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
-    nodes = joined.nodes if joined is not None else 1
-    open_files.allow(open_files.needed(ranks * nodes, ranks, nodes))
-    _create(folder)
-    if joined is None:
-        forget_last_run(folder, ranks)
-    ask = None if ask_to_stop is None else lambda name: _ask(ask_to_stop, name, processes)
-    lease = joined.lease if joined is not None else None
-    with StopSignals(ask, lease) as stop, listen(port) as listener, StateMemory() as keep:
-        elastic = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
-        env = {
-            **elastic,
-            **env,
-            **(keep.environment if max_restarts else {}),
-            **(joined.environment if joined is not None else {}),
-        }
-        logs = [folder.log(rank) for rank in range(ranks)]
-        processes: Ranks = _ranks(logs, preload, extra, env, search_path, tee, on_said)
+    """Run `work` on every rank: start a prefork server, import torch beside it, run the agent, leave nothing behind.
 
-        def tell(restart: Restart) -> None:
-            record_restart(folder, restart)
-            if on_restart is not None:
-                on_restart(restart)
-
+    The prefork server imports `preload`, and `extra` where that starts no threads, from `search_path` (None: as a fresh
+    interpreter does). Raises as `run_team` does.
+    """
+    _prepare(spec)
+    ask = None if spec.ask_to_stop is None else lambda name: _ask(spec, name, processes)
+    lease = spec.joined.lease if spec.joined is not None else None
+    with StopSignals(ask, lease) as stop, listen(spec.port) as listener, StateMemory() as memory:
+        env = _environment(spec, env, memory)
+        processes: Ranks = _prefork(spec, env, preload, extra, search_path)
         try:
             with stop.obeyed_at_once():
-                _import_torch()  # on one core, while the prefork server imports it on another
-            from dure.launch.agent import Plan, TeamAgent
-            from dure.launch.agent_link import AgentLink, Alone, LeaderLink
-            from dure.launch.hang import HangWatch
-
-            def start(rank: int, rank_env: dict[str, str], again: bool) -> RankStart:
-                elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
-                whole = {**env, **rank_env, "TORCHELASTIC_ERROR_FILE": str(elastic_error.absolute())}
-                # Not resolved: a link in its place must be seen as one.
-                return RankStart(rank, whole, os.getcwd(), folder.log(rank).absolute(), work(rank), again)
-
-            kind = work(0)
-            plan = Plan(
-                folder,
-                start,
-                returns=isinstance(kind, Call),
-                reports=not isinstance(kind, Command),
-                grace_seconds=grace_seconds,
-                on_tick=on_tick,
-                max_restarts=max_restarts,
-                stops_at_a_step=ask_to_stop is not None,
-                stop_seconds=stop_seconds,
-            )
-
-            def wait() -> None:
-                stop.check()
-                if on_tick is not None:
-                    on_tick()
-
-            agent_link: AgentLink = (
-                Alone(
-                    listener,
-                    RestartPolicy(max_restarts, ranks, min_ranks),
-                    tell,
-                    lambda: ask_to_stop is not None and (stop.asked_at is not None or folder.asked_to_stop()),
-                )
-                if joined is None
-                else LeaderLink(joined.member, wait, on_team, to_json)
-            )
-            watch = HangWatch(processes, folder, hang_seconds) if math.isfinite(hang_seconds) else None
-            result = TeamAgent(agent_link, plan, processes, stop, watch).run()
-            if result is None:
-                raise RankFailed("the agent gave up", rank=-1, host=socket.gethostname())
-            return [result.return_values[rank] for rank in processes.numbers]
+                import_torch()  # on one core, while the prefork server imports it on another
+            return Agent(spec, work, env, _link(spec, listener, stop), processes, stop).run()
         finally:
-            processes.end(grace_seconds)
+            processes.end(spec.grace_seconds)
             processes.close()
-            _remove_empty(folder.stacks(rank) for rank in processes.numbers)
+            _remove_empty(spec.folder.stacks(rank) for rank in processes.numbers)
 
 
-def _ranks(
-    logs: Sequence[Path],
+def _prepare(spec: LaunchSpec) -> None:
+    """Refuse what cannot be launched, and make the run's folder ready."""
+    if not 1 <= spec.ranks <= MOST_RANKS:
+        raise UsageError(f"{spec.ranks} ranks cannot be started; use 1 to {MOST_RANKS}.")
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("ranks must be started from the main thread, or they would end with the other one")
+    nodes = spec.joined.nodes if spec.joined is not None else 1
+    open_files.allow(open_files.needed(spec.ranks * nodes, spec.ranks, nodes))
+    _create(spec.folder)
+    if spec.joined is None:
+        forget_last_run(spec.folder, spec.ranks)
+
+
+def _environment(spec: LaunchSpec, env: Mapping[str, str], memory: StateMemory) -> dict[str, str]:
+    """What the prefork server and all ranks find in their environment."""
+    return {
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        **env,
+        **(memory.environment if spec.max_restarts else {}),
+        **(spec.joined.environment if spec.joined is not None else {}),
+    }
+
+
+def _link(spec: LaunchSpec, listener: socket.socket, stop: StopSignals) -> AgentLink:
+    """Who decides about the team: this node, or the leader of several."""
+
+    def check() -> None:
+        stop.check()
+        spec.on_tick()
+
+    def stopping() -> bool:
+        return spec.stops_at_a_step and (stop.asked_at is not None or spec.folder.asked_to_stop())
+
+    def restarted(restart: Restart) -> None:
+        record_restart(spec.folder, restart)
+        spec.on_restart(restart)
+
+    if spec.joined is not None:
+        return LeaderLink(spec.joined.member, check, spec.on_team, spec.to_json)
+    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks)
+    return Alone(listener, policy, restarted, stopping)
+
+
+def _prefork(
+    spec: LaunchSpec,
+    env: Mapping[str, str],
     preload: Sequence[str],
     extra: Sequence[str],
-    env: Mapping[str, str],
     search_path: Sequence[str] | None,
-    tee: bool,
-    on_said: Callable[[str], None],
 ) -> Ranks:
     try:
         return Ranks(
-            logs, preload=preload, extra=extra, env=env, search_path=search_path, tee=tee, on_said=on_said
+            [spec.folder.log(rank) for rank in range(spec.ranks)],
+            preload=preload,
+            extra=extra,
+            env=env,
+            search_path=search_path,
+            tee=spec.tee,
+            on_said=spec.on_said,
         )
     except OSError as error:
         raise UsageError(
-            f"{len(logs)} ranks cannot be started: {error.strerror}; use fewer, or raise what `ulimit -n` and `ulimit "
+            f"{spec.ranks} ranks cannot be started: {error.strerror}; use fewer, or raise what `ulimit -n` and `ulimit "
             "-u` allow"
         ) from None
 
@@ -256,10 +179,11 @@ def _create(folder: RunFolder) -> None:
         ) from None
 
 
-def _ask(ask_to_stop: Callable[[str], None], signal_name: str, ranks: Ranks) -> None:
+def _ask(spec: LaunchSpec, signal_name: str, ranks: Ranks) -> None:
     """Ask the ranks to stop; by a signal, which they take for the same, where the run's disk refuses."""
+    assert spec.ask_to_stop is not None
     try:
-        ask_to_stop(signal_name)
+        spec.ask_to_stop(signal_name)
     except OSError:
         for rank in ranks.alive():
             ranks.send(rank, signal.SIGUSR1)
@@ -288,18 +212,6 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.heartbeat(rank)):
             path.unlink(missing_ok=True)
-
-
-def _import_torch() -> None:
-    # Not for the ranks, whose environment is made already: a store whose clients have no names is nothing to warn of.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    collecting = gc.isenabled()
-    gc.disable()  # an import only makes objects that stay
-    try:
-        import torch.distributed.elastic.agent.server.api  # noqa: F401
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:

@@ -22,7 +22,7 @@ from dure.launch.nodes.messages import (
     Bye,
     Done,
     End,
-    Fault,
+    Failed,
     Hello,
     Message,
     Ready,
@@ -160,7 +160,7 @@ class Member:
         """The leader's own node: the ranks can meet."""
         self._send(StoreUp(team, port))
 
-    def tell(self, message: Fault | Done) -> None:
+    def tell(self, message: Failed | Done) -> None:
         """Tell the leader how the ranks of this node are."""
         self._send(message)
 

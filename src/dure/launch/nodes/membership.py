@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from dure.base.errors import RankFailed, Resumable
+from dure.base.errors import Failure, RankFailed, Resumable
 from dure.launch.nodes import messages
 from dure.launch.nodes.messages import (
     Again,
     Alive,
     Done,
     End,
-    Fault,
+    Failed,
     Hello,
     Message,
     Ready,
@@ -39,7 +39,7 @@ from dure.launch.restart_policy import Restart, RestartPolicy
 LEADER = 0
 _BETTER_CAUSE_SECONDS = 4.0
 _LAST_CALL_SECONDS = 5.0
-_MOST_FAULTS = 1000
+_MOST_FAILURES = 1000
 
 Outgoing = list[tuple[int, Message]]
 """(node, message to it)."""
@@ -80,7 +80,7 @@ class _Phase(Enum):
 
 @dataclass
 class Membership:
-    """The leader's mind. `say` tells the user, `on_restart` is told of every new start of the team."""
+    """Membership state machine; runs on the leader. `say` tells the user, `on_restart` hears of each restart."""
 
     terms: Terms
     now: float
@@ -99,7 +99,7 @@ class Membership:
         self._in_team: list[int] = []
         self._team = 0
         self._restart_policy = RestartPolicy(self.terms.max_restarts, ranks=0)
-        self._faults: list[tuple[Fault, float]] = []
+        self._failures: list[tuple[Failure, float]] = []
         self._furthest = -1
 
     @property
@@ -128,7 +128,7 @@ class Membership:
         self.say(f"{member.name} is lost: {why}")
         if self._phase is _Phase.GATHERING and self._team == 0:
             return []
-        cause = RankFailed(f"{member.name} is lost: {why}", rank=-1, host=member.hello.host, may_pass=True)
+        cause = Failure(f"{member.name} is lost: {why}", host=member.hello.host, may_pass=True)
         if len(self.members) < self.terms.fewest or LEADER not in self.members:
             return self._end_resumable(
                 f"{member.name} is lost ({why}), and at least {self._words_for_fewest()} needed"
@@ -153,9 +153,9 @@ class Membership:
                 return self._form(now)
             case StoreUp(team, port) if node == LEADER and team == self._team:
                 return self._start_others(port)
-            case Fault(team) if team == self._team:
-                self._faults[_MOST_FAULTS:] = []  # more would explain nothing
-                self._faults.append((message, now))
+            case Failed(team, failure) if team == self._team:
+                self._failures[_MOST_FAILURES:] = []  # more would explain nothing
+                self._failures.append((failure, now))
                 return self._judge(now)
             case Done(team, values) if team == self._team:
                 return self._done(node, member, values, now)
@@ -218,7 +218,7 @@ class Membership:
         self._team += 1
         self._in_team = sorted(self.members)
         self._phase = _Phase.FORMING
-        self._faults.clear()
+        self._failures.clear()
         for member in self.members.values():
             member.ready, member.values = False, None
         return [(LEADER, self._parts(store_port=0, where=self._where())[0])]
@@ -261,39 +261,33 @@ class Membership:
 
     def _judge(self, now: float) -> Outgoing:
         """Answer failures, once the one that explains the others has had time to come."""
-        if not self._faults or self._phase not in (_Phase.FORMING, _Phase.RUNNING):
+        if not self._failures or self._phase not in (_Phase.FORMING, _Phase.RUNNING):
             return []
-        cause = min(self._faults, key=lambda told: (told[0].aftermath, told[1]))[0]
-        waited = now - self._faults[0][1]
+        cause = min(self._failures, key=lambda told: (told[0].aftermath, told[1]))[0]
+        waited = now - self._failures[0][1]
         if cause.aftermath and waited < _BETTER_CAUSE_SECONDS:
             return []
-        return self._restart_after(cause.error(), now, network=cause.aftermath)
+        return self._restart_after(cause, now, network=cause.aftermath)
 
-    def _restart_after(self, failed: RankFailed, now: float, *, network: bool) -> Outgoing:
+    def _restart_after(self, failure: Failure, now: float, *, network: bool) -> Outgoing:
         """Start again, or end the run. `network`: nodes lost each other, and no rank did anything wrong."""
-        if failed.may_pass and self.stopping():
-            return self._end_resumable(f"{failed} The run was asked to stop, so it is not started again")
+        if failure.may_pass and self.stopping():
+            return self._end_resumable(
+                f"{failure.message} The run was asked to stop, so it is not started again"
+            )
         try:
-            restart = self._restart_policy.after(failed, self._furthest)
+            restart = self._restart_policy.after(failure, self._furthest)
         except RankFailed as given_up:
             if network and self.terms.max_restarts:
                 return self._end_resumable(str(given_up))
-            return self._end(
-                End(
-                    str(given_up),
-                    given_up.exit_code,
-                    given_up.rank,
-                    given_up.host,
-                    given_up.details,
-                )
-            )
+            return self._end(End(given_up.failure))
         self.on_restart(restart)
-        return self._again(str(failed), now)
+        return self._again(failure.message, now)
 
     def _again(self, cause: str, now: float) -> Outgoing:
         self._phase = _Phase.GATHERING
         self._gathering_since, self._enough_since = now, None
-        self._faults.clear()
+        self._failures.clear()
         return [(node, Again(self._team, cause)) for node in self._in_team if node in self.members]
 
     def _done(self, node: int, member: _Member, values: list[Any], now: float) -> Outgoing:
@@ -317,16 +311,17 @@ class Membership:
             return self._end_resumable(f"waited {waited:.0f} s for {missing}")
         return self._end(
             End(
-                f"waited {waited:.0f} s for {missing}, in vain; start the same command there with its --node-rank",
-                1,
+                Failure(
+                    f"waited {waited:.0f} s for {missing}, in vain; start the same command there with its --node-rank"
+                )
             )
         )
 
     def _end_resumable(self, why: str) -> Outgoing:
         if not self.terms.resumable:
-            return self._end(End(f"{why}; all ranks are ended", 1))
+            return self._end(End(Failure(f"{why}; all ranks are ended")))
         words = f"{why}; resumable: the same commands with --run-dir {self.terms.run} go on from the newest checkpoint"
-        return self._end(End(words, Resumable.exit_code))
+        return self._end(End(Failure(words, exit_code=Resumable.exit_code)))
 
     def _end(self, end: End) -> Outgoing:
         self._phase = _Phase.ENDED

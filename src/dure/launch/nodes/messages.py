@@ -8,15 +8,15 @@ other. What is too long for people to read is cut.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dure.base.errors import DureError, RankFailed, Resumable
+from dure.base.errors import DureError, Failure, RankFailed, Resumable
 
-VERSION = 2
+VERSION = 3
 HELLO_BYTES = 64 * 1024
 """The longest line of a node that has not been welcomed."""
 MESSAGE_BYTES = 16 * 1024 * 1024
@@ -31,23 +31,38 @@ _WORDS_CHARACTERS = 8_000
 _DETAILS_CHARACTERS = 200_000
 
 Node = Annotated[int, Field(ge=0, lt=_MOST_NODES)]
-Rank = Annotated[int, Field(ge=-1, lt=_MOST_RANKS)]
-"""-1: no rank in particular."""
 LocalRanks = Annotated[int, Field(ge=1, le=_MOST_LOCAL_RANKS)]
 """Of one node."""
 TeamNumber = Annotated[int, Field(ge=0, lt=1 << 53)]
 Step = Annotated[int, Field(ge=-1, lt=1 << 53)]
 """-1: none yet."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
-ExitCode = Annotated[int, Field(ge=0, lt=256)]
 Host = Annotated[str, Field(max_length=_HOST_CHARACTERS)]
 Address = Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$")]
 Folder = Annotated[str, Field(max_length=4096)]
 Words = Annotated[str, AfterValidator(lambda text: text[:_WORDS_CHARACTERS])]
 """A sentence or two for people."""
-Details = Annotated[str, AfterValidator(lambda text: text[-_DETAILS_CHARACTERS:])]
-"""A traceback, or the end of a log: of which the end tells most."""
 Fact = Annotated[str, Field(max_length=1024)]
+
+
+def _bounded(failure: Failure) -> Failure:
+    """Refuse numbers out of their range; cut what is too long for people to read. The types are checked before."""
+    if not -1 <= failure.rank < _MOST_RANKS:
+        raise ValueError(f"rank is {failure.rank}")
+    if not 0 <= failure.exit_code < 256:
+        raise ValueError(f"exit_code is {failure.exit_code}")
+    if not 0 <= failure.at_ns < 1 << 63:
+        raise ValueError(f"at_ns is {failure.at_ns}")
+    if len(failure.host) > _HOST_CHARACTERS:
+        raise ValueError("host is too long")
+    return replace(
+        failure,
+        message=failure.message[:_WORDS_CHARACTERS],
+        details=failure.details[-_DETAILS_CHARACTERS:],  # of a traceback or a log, the end tells most
+    )
+
+
+BoundedFailure = Annotated[Failure, AfterValidator(_bounded)]
 
 
 class Garbled(DureError):
@@ -127,30 +142,11 @@ class StoreUp:
 
 
 @dataclass(frozen=True, config=_CONFIG)
-class Fault:
-    """From a node: something went wrong with a rank of a team."""
+class Failed:
+    """From a node: a rank of a team has failed."""
 
     team: TeamNumber
-    message: Words
-    rank: Rank
-    host: Host
-    details: Details
-    exit_code: ExitCode
-    may_pass: bool
-    aftermath: bool
-    """Whether it is only another rank's failure, seen from there."""
-
-    def error(self) -> RankFailed:
-        """As an exception."""
-        return RankFailed(
-            self.message,
-            rank=self.rank,
-            host=self.host,
-            details=self.details,
-            exit_code=self.exit_code,
-            may_pass=self.may_pass,
-            aftermath=self.aftermath,
-        )
+    failure: BoundedFailure
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -171,23 +167,17 @@ class Again:
 
 @dataclass(frozen=True, config=_CONFIG)
 class End:
-    """To a node: the run is over; well, if there is no message."""
+    """To a node: the run is over; well, if there is no failure."""
 
-    message: Words = ""
-    exit_code: ExitCode = 0
-    rank: Rank = -1
-    host: Host = ""
-    details: Details = ""
+    failure: BoundedFailure | None = None
 
     def error(self) -> DureError | None:
         """What the command ends with; None when all went well."""
-        if not self.message:
+        if self.failure is None:
             return None
-        if self.exit_code == Resumable.exit_code:
-            return Resumable(self.message)
-        return RankFailed(
-            self.message, rank=self.rank, host=self.host, details=self.details, exit_code=self.exit_code
-        )
+        if self.failure.exit_code == Resumable.exit_code:
+            return Resumable(self.failure.message)
+        return RankFailed(self.failure)
 
 
 @dataclass(frozen=True, config=_CONFIG)
@@ -197,8 +187,8 @@ class Bye:
     why: Words = field(default="")
 
 
-Message = Hello | Welcome | Refused | Alive | Ready | Team | StoreUp | Fault | Done | Again | End | Bye
-_KINDS = (Hello, Welcome, Refused, Alive, Ready, Team, StoreUp, Fault, Done, Again, End, Bye)
+Message = Hello | Welcome | Refused | Alive | Ready | Team | StoreUp | Failed | Done | Again | End | Bye
+_KINDS = (Hello, Welcome, Refused, Alive, Ready, Team, StoreUp, Failed, Done, Again, End, Bye)
 _PARSERS: dict[bytes, TypeAdapter[Message]] = {kind.__name__.encode(): TypeAdapter(kind) for kind in _KINDS}
 
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from dure.base.errors import RankFailed, UsageError
+from dure.base.errors import Failure, RankFailed, UsageError
 from dure.base.run_folder import RunFolder
-from dure.launch.failure import rank_failed, settled_cause
+from dure.launch.failure import settled_cause
 from dure.launch.preload import TORCH_WITH_DDP
 from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
@@ -189,37 +189,33 @@ def _wait_for(
         stop.check()
         for team in teams:
             team.poll()
-        faults = [
-            fault
-            for rank, (_, team) in place.items()
-            if (fault := team.fault(rank, returns=True)) is not None
+        failures = [
+            failure
+            for rank, (node, team) in place.items()
+            if (failure := team.failure(rank, folder.log(rank), returns=True, host=HOSTS[node])) is not None
         ]
-        cause = settled_cause(faults, len(place) - len(faults))
-        if cause is not None:
-            node, team = place[cause.rank]
-            returned = isinstance(team.reports.get(cause.rank), Returned)
-            raise rank_failed(cause, folder.log(cause.rank), returned=returned, host=HOSTS[node])
+        if (cause := settled_cause(failures, len(place) - len(failures))) is not None:
+            raise RankFailed(cause)
         running = [rank for rank, (_, team) in place.items() if rank not in team.ended]
         if not running:
             return [_value(team, rank) for rank, (_, team) in place.items()]
         for node, team in enumerate(teams):
             if team.lost:
                 raise RankFailed(
-                    f"all ranks of {HOSTS[node]} are lost: {team.lost}", rank=-1, host=HOSTS[node]
+                    Failure(f"all ranks of {HOSTS[node]} are lost: {team.lost}", host=HOSTS[node])
                 )
         if time.monotonic() > deadline:
-            raise RankFailed(
+            message = (
                 f"rank(s) {', '.join(map(str, running))} did not end within {deadline_seconds:.0f} s; "
-                f"their output: {folder.log(running[0]).parent}",
-                rank=running[0],
-                host=HOSTS[place[running[0]][0]],
+                f"their output: {folder.log(running[0]).parent}"
             )
+            raise RankFailed(Failure(message, rank=running[0], host=HOSTS[place[running[0]][0]]))
         time.sleep(_LOOK_SECONDS)
 
 
 def _value(team: Ranks, rank: int) -> object:
     report = team.reports[rank]
-    assert isinstance(report, Returned)  # a rank that ended otherwise is a fault
+    assert isinstance(report, Returned)  # a rank that ended otherwise has failed
     value: object = pickle.loads(report.value)
     return value
 
