@@ -61,7 +61,7 @@ class Relay:
         self._readers = list(readers)
         self._counters = load_group.counters
         self._between = load_group.between
-        self._shared = memoryview(load_group.shared)
+        self._shared = memoryview(load_group.segment.bytes)
         self._slot_bytes = window_bytes
         self._slots = STAGING_BYTES // window_bytes
         here = next(node for node, ranks in enumerate(load_group.nodes) if self._rank in ranks)

@@ -15,8 +15,9 @@ from dure.comm.link import Link, lay_link
 from dure.comm.reduce.between_nodes import BetweenNodes
 from dure.comm.reduce.exchanger import Exchanger, Wire, most_pieces
 from dure.comm.reduce.over_backend import Alone, OverGloo
-from dure.comm.reduce.shared_memory import share_or_none
+from dure.comm.reduce.shared_memory import ThroughSharedMemory
 from dure.comm.reduce.step_totals import StepTotals
+from dure.comm.shm_segment import share_or_none
 
 Transport = Literal["auto", "gloo"]
 WireName = Literal["fp32", "bf16"]
@@ -74,12 +75,11 @@ class ExchangerFactory:
             extras = [
                 most_pieces(first + rank, place.ranks, place.shards) - 1 for rank in range(place.local_size)
             ]
+            totals = StepTotals.numbers(place.shards, place.ranks)
             shared = share_or_none(
                 local,
-                extras,
-                StepTotals.numbers(place.shards, place.ranks),
-                place.deadline_seconds,
-                self.wire,
+                lambda: ThroughSharedMemory(local, extras, totals, place.deadline_seconds, self.wire),
+                "gradients go over Gloo, same bits",
             )
             possible = everyone.gather(str(shared is not None), "choosing a way for gradients")
             if shared is not None and set(possible) == {"True"}:

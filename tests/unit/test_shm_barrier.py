@@ -8,14 +8,16 @@ import sys
 import pytest
 
 from dure.base.errors import PeerLost
-from dure.comm.shm_counters import ShmCounters, line_bytes
+from dure.comm.shm_barrier import ShmCounters, line_bytes
+from dure.comm.shm_segment import SharedSegment
 
 
 @pytest.fixture
 def of_the_dead():
     """Counters of this process, rank 0, and of rank 1, which has ended."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as peer:
-        counters = ShmCounters(mmap.mmap(-1, line_bytes(2)), 0, [os.getpid(), peer.pid], 240.0)
+        shared = SharedSegment(mmap.mmap(-1, line_bytes(2)), 0, (os.getpid(), peer.pid), ((0, 1),), None)
+        counters = ShmCounters(shared, 240.0)
         peer.kill()
     yield counters
     counters.close()
