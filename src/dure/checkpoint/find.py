@@ -24,7 +24,7 @@ from dure.checkpoint.manifest import (
 )
 from dure.checkpoint.state import WholeState
 from dure.comm.group import Group
-from dure.comm.raise_on_all import together
+from dure.comm.raise_on_all import raise_on_all
 from dure.storage import Store, open_store
 
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
@@ -134,7 +134,7 @@ def _read(
         found.append(read_manifest(store, name))
         return ""
 
-    together(everyone, "reading a manifest", look)
+    raise_on_all(everyone, "reading a manifest", look)
     accepts(found[0])
     return load(store, name, found[0], node, alive)
 

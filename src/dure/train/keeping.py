@@ -31,7 +31,7 @@ from dure.checkpoint.state import MODEL, Share, Sharing, State, WholeState
 from dure.checkpoint.where import location, open_to_write, rescued_states
 from dure.checkpoint.witness import is_not_finite
 from dure.comm.group import node_group
-from dure.comm.raise_on_all import together
+from dure.comm.raise_on_all import raise_on_all
 from dure.config import LoadedJob
 from dure.data.ledger import SampleLedger
 from dure.observe import events
@@ -282,7 +282,7 @@ class Keeping:
                 open_to_write(self.loaded, self.folder)
             return ""
 
-        together(team.group, "opening the storage of checkpoints", make_it)
+        raise_on_all(team.group, "opening the storage of checkpoints", make_it)
         keeper = Keeper(
             open_to_write(self.loaded, self.folder),
             settings,

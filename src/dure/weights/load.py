@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dure.base.errors import DureError, ModelRefused, ReplicasDiffer
-from dure.comm.raise_on_all import together
+from dure.comm.raise_on_all import raise_on_all
 from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
 from dure.storage.safetensors import TensorAt
@@ -136,16 +136,16 @@ def load(
         return fingerprint_of(targets)
 
     with clock.stage("open"):
-        source = Source.from_json(together(everyone, "opening the weights", open_and_sketch)[0])
+        source = Source.from_json(raise_on_all(everyone, "opening the weights", open_and_sketch)[0])
         way = choose_way(device.type, ours.store.location, sliceable=source.sliceable, how=how)
     with clock.stage("build"):
         _refuse_other_models(
-            [json.loads(text) for text in together(everyone, "building the model", build_model)]
+            [json.loads(text) for text in raise_on_all(everyone, "building the model", build_model)]
         )
         ours.load_group = load_group_of(context)
     with clock.stage("read"):
         try:
-            found = together(everyone, "loading weights", read)
+            found = raise_on_all(everyone, "loading weights", read)
         except DureError:
             # What was asked for and never sent would be taken for the next load's.
             context.groups.pop("between", None)
