@@ -10,6 +10,7 @@ import torch.distributed as dist
 from dure.comm.group import Group
 from dure.comm.shm_barrier import ShmCounters, line_bytes
 from dure.comm.shm_segment import SharedSegment, share_or_none, share_segment
+from dure.comm.topology import Topology
 from dure.weights.memory import POPULATE_WRITE
 from dure.weights.windows import STAGING_BYTES
 
@@ -18,11 +19,10 @@ STAGING_START = mmap.PAGESIZE
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Where a rank stands in its team."""
+    """What a rank needs of its team to load."""
 
     everyone: Group
-    node: int
-    local_rank: int
+    topology: Topology
     deadline_seconds: float
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
     """Process groups that earlier loads made, to be used again."""
@@ -86,8 +86,8 @@ def _shared_by_node(context: LoadContext) -> LoadGroup:
         context.everyone,
         STAGING_START + STAGING_BYTES,
         "sharing memory for weights",
-        node=context.node,
-        local_rank=context.local_rank,
+        node=context.topology.node,
+        local_rank=context.topology.local_rank,
     )
     if line_bytes(len(segment.pids)) > STAGING_START:
         segment.close()
