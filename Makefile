@@ -9,7 +9,8 @@ help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 # One stamp, so that a second `make` starts at once; a changed dependency list sets up again.
-.venv/.ready: pyproject.toml constraints.txt setup.py src/dure/comm/reduce/treesum.c src/dure/device/copying.c
+.venv/.ready: pyproject.toml constraints.txt setup.py src/dure/comm/shm_barrier.c \
+    src/dure/comm/reduce/treesum.c src/dure/device/copying.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

@@ -1,10 +1,10 @@
-"""What is compiled: the reduce's inner loop, and copies past the caches. Everything else stands in pyproject.toml."""
+"""The compiled parts: tree sum, shared-memory barrier, copies past the caches. All else is in pyproject.toml."""
 
 from setuptools import Extension, setup
 
 
 def compiled(name: str, source: str) -> Extension:
-    """Without a compiler the installation goes on, and torch does the same, slower."""
+    """Without a compiler the installation goes on, and Python and torch do the same, slower."""
     options = ["-O3", "-ffp-contract=off", "-std=c11"]
     return Extension(name, [source], extra_compile_args=options, optional=True)
 
@@ -12,6 +12,7 @@ def compiled(name: str, source: str) -> Extension:
 setup(
     ext_modules=[
         compiled("dure.comm.reduce._treesum", "src/dure/comm/reduce/treesum.c"),
+        compiled("dure.comm._shm_barrier", "src/dure/comm/shm_barrier.c"),
         compiled("dure.device._copying", "src/dure/device/copying.c"),
     ]
 )

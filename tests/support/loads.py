@@ -159,7 +159,7 @@ def fail_in_many_ways(folder):
     found = {}
     with dure.start(shards=8) as team:
         topology = team.topology
-        context = LoadContext(team.group, topology.node, topology.local_rank, 60.0)
+        context = LoadContext(team.group, topology, 60.0)
 
         def attempt(name, path, opened, how="slices", make=Net):
             began = time.monotonic()
@@ -216,7 +216,7 @@ def killed_while_loading(folder, victim):
         return Faulty(store, 1, die) if topology.rank == victim else store
 
     with dure.start(shards=8) as team:
-        context = LoadContext(team.group, topology.node, topology.local_rank, 60.0)
+        context = LoadContext(team.group, topology, 60.0)
         try:
             load(Net, opened, "w.safetensors", context)
         except DureError as error:

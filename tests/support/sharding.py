@@ -204,7 +204,7 @@ def train_variants(team):
         for shard in (False, True)
     ]
     found["weights written in between"] = both(after_step=clamp)
-    sharded.SharedBoxes = sharded.NodeMemory = cannot_share
+    sharded.NodeMemory = cannot_share
     found["over Gloo"] = both(share_weights=True)
     return found
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dure.base.errors import ModelRefused
+from dure.comm.topology import read_topology
 from dure.device.fingerprint import weights_sha256
 from dure.step.lockstep import Setting, forward
 from dure.step.replica import Buffers, compile_by_shape_alone, probe, refuse_what_cannot_be_exact
@@ -95,7 +96,7 @@ def test_compiled_kernels_depend_on_shapes_alone(shapes_compiled):
 def test_more_shapes_than_may_be_compiled_are_refused_not_run_uncompiled(shapes_compiled):
     backend, shapes = shapes_compiled
     model = torch.compile(nn.Linear(6, 2), backend=backend)
-    setting = Setting(0, 1, 8, 0, True, torch.device("cpu"))
+    setting = Setting(read_topology({}), 8, 0, True, torch.device("cpu"))
     limit = torch._dynamo.config.recompile_limit
     for size in range(2, 2 + limit):
         forward(model, torch.ones(size, 6), setting)

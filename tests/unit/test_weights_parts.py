@@ -1,5 +1,6 @@
 """The parts of loading that need no ranks: windows, models without values, places, ways to a device."""
 
+import json
 import random
 import sys
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from dure.base.errors import DureError, PeerLost, StorageError, WeightsError
 from dure.comm.group import Group
-from dure.comm.raise_on_all import raise_first, together
+from dure.comm.raise_on_all import raise_on_all
 from dure.storage.safetensors import TensorAt
 from dure.weights.build import build, sketch
 from dure.weights.devices import choose_way
@@ -163,14 +164,29 @@ def test_the_way_to_the_device_is_chosen_and_said(monkeypatch):
     assert not way("cpu").direct
 
 
+class Told(Group):
+    """Rank 0's group, with what the other ranks answer."""
+
+    def __init__(self, *others):
+        super().__init__(None, 0, 1 + len(others))
+        self.others = others
+
+    def gather(self, value, what):
+        return [value, *map(json.dumps, self.others)]
+
+
 def test_the_cause_is_raised_and_not_its_aftermath():
-    everyones = [["PeerLost", "another rank cannot go on", ""], ["", "", ""], ["StorageError", "w: gone", ""]]
+    def lose():
+        raise PeerLost("another rank cannot go on")
+
+    fine, gone = ["", "", "an answer"], ["StorageError", "w: gone", ""]
     with pytest.raises(StorageError, match=r"^rank 2: w: gone$"):
-        raise_first(everyones, PeerLost("another rank cannot go on"))
+        raise_on_all(Told(fine, gone), "trying", lose)
     with pytest.raises(PeerLost, match=r"^rank 0: another"):
-        raise_first(everyones[:2], None)
+        raise_on_all(Told(fine), "trying", lose)
     with pytest.raises(DureError, match=r"^rank 1: KeyError: 'x'$"):
-        raise_first([["", "", ""], ["DureError", "KeyError: 'x'", ""]], None)
+        raise_on_all(Told(["DureError", "KeyError: 'x'", ""]), "trying", lambda: "")
+    assert raise_on_all(Told(fine), "trying", lambda: "mine") == ["mine", "an answer"]
 
 
 def test_alone_an_error_is_itself():
@@ -180,5 +196,5 @@ def test_alone_an_error_is_itself():
         raise error
 
     with pytest.raises(WeightsError) as raised:
-        together(Group(None, 0, 1), "trying", fail)
+        raise_on_all(Group(None, 0, 1), "trying", fail)
     assert raised.value is error

@@ -36,7 +36,7 @@ from dure.checkpoint.manifest import (
 from dure.checkpoint.memory_tier import free_memory_bytes
 from dure.checkpoint.state import WholeState
 from dure.comm.group import Group
-from dure.comm.raise_on_all import together
+from dure.comm.raise_on_all import raise_on_all
 from dure.comm.shm_segment import Offer, Segment, map_offer
 from dure.config import LONGEST_JOB, Checkpoint, LoadedJob
 from dure.storage import Store, open_store
@@ -219,7 +219,7 @@ def _read(
         found.append(read_manifest(store, name))
         return ""
 
-    together(everyone, "reading a manifest", look)
+    raise_on_all(everyone, "reading a manifest", look)
     accepts(found[0])
     return load(store, name, found[0], node, alive)
 

@@ -25,7 +25,7 @@ from dure.checkpoint.snapshot import Background, make_present
 from dure.checkpoint.state import MODEL, Schedule, Share, Sharing, State, WholeState, is_not_finite
 from dure.checkpoint.storage_tier import DIFFERS, STOP, WRITE_SECONDS, Problem, StorageTier
 from dure.comm.group import Group, node_group
-from dure.comm.raise_on_all import together
+from dure.comm.raise_on_all import raise_on_all
 from dure.comm.topology import Topology
 from dure.config import Checkpoint
 from dure.observe import events
@@ -325,7 +325,7 @@ class CheckpointManager:
                 self._places.open_to_write()
             return ""
 
-        together(group, "opening the storage of checkpoints", make_folder)
+        raise_on_all(group, "opening the storage of checkpoints", make_folder)
         storage = StorageTier(
             self._places.open_to_write(),
             self._settings,

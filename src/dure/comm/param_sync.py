@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from dure.base.errors import ModelRefused
-from dure.comm.group import Group
-from dure.comm.param_boxes import Outboxes
-from dure.comm.shm_barrier import ShmBarrier
-from dure.comm.shm_segment import Offer, Segment, map_offer
+from dure.comm.group import Group, naming_the_wait
+from dure.comm.shm_barrier import ShmBarrier, barrier_bytes
+from dure.comm.shm_segment import share_segment
 
 LINE_BYTES = 512
 """Parts start at multiples of this: four times what a kernel takes at once with the widest instructions."""
@@ -47,21 +46,47 @@ class ParamSync(Protocol):
         ...
 
 
+class NodeMemory:
+    """A piece of memory that all ranks of a group write to and read, and a barrier of those ranks."""
+
+    def __init__(self, group: Group, nbytes: int, deadline_seconds: float) -> None:
+        """Raises OSError where memory cannot be shared; a collective call, to be made within `share_or_none`."""
+        start = _lines(barrier_bytes(group.size, 0))
+        shared = share_segment(group, start + nbytes, "sharing weights")
+        self.barrier = ShmBarrier(shared, 0, deadline_seconds)
+        self.bytes = torch.frombuffer(shared.bytes, dtype=torch.uint8)[start:]
+
+    def close(self) -> None:
+        """Let go of the descriptors; the memory lives as long as tensors look at it."""
+        self.barrier.close()
+
+
 class Copied:
-    """Every rank has weights of its own; parts go through boxes that all ranks read."""
+    """Every rank has weights of its own; each puts its part into its box, and everyone reads all boxes.
+
+    In the node's memory there are two sets of boxes, used in turn: who writes to a box has met everyone since it was
+    last read, and the only cost is one barrier. Without such memory the backend gathers the boxes.
+    """
 
     def __init__(
         self,
-        rank: int,
+        group: Group,
         parameters: Sequence[torch.Tensor],
         owned: Sequence[Sequence[Fragment]],
-        boxes: Outboxes,
+        memory: NodeMemory | torch.device,
     ) -> None:
-        self._rank = rank
-        self._parameters = parameters
-        self._owned = owned
-        self._boxes = boxes
-        self._copies = [self._plan(turn) for turn in range(boxes.turns)]
+        """`memory` has room for `boxes_bytes`; or it is the device whose backend gathers."""
+        self._group = group
+        self._memory = memory if isinstance(memory, NodeMemory) else None
+        turns, nbytes = (2 if self._memory else 1), _box_bytes(parameters, owned)
+        if isinstance(memory, NodeMemory):
+            whole = memory.bytes[: turns * group.size * nbytes]
+        else:
+            whole = torch.zeros(group.size * nbytes, dtype=torch.uint8, device=memory)
+        self._boxes = whole.view(turns, group.size, nbytes)
+        self._own = torch.zeros(0 if self._memory else nbytes, dtype=torch.uint8, device=whole.device)
+        """What the backend sends."""
+        self._copies = [self._plan(turn, parameters, owned) for turn in range(turns)]
         self._turn = 0
 
     def begin(self) -> None:
@@ -71,48 +96,37 @@ class Copied:
         """See `ParamSync`."""
         send, receive = self._copies[self._turn]
         send.run()
-        self._boxes.deliver(self._turn, WHAT)
+        if self._memory is not None:
+            self._memory.barrier.wait(WHAT)
+        else:
+            with naming_the_wait(self._group.rank, WHAT):
+                dist.all_gather_single(self._boxes.view(-1), self._own, group=self._group.group)
         receive.run()
-        self._turn = (self._turn + 1) % self._boxes.turns
+        self._turn = (self._turn + 1) % len(self._copies)
 
     def close(self) -> None:
         """See `ParamSync`."""
         self._copies.clear()
-        self._boxes.close()
+        if self._memory is not None:
+            self._memory.close()
 
-    def _plan(self, turn: int) -> tuple[_Copies, _Copies]:
+    def _plan(
+        self, turn: int, parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]
+    ) -> tuple[_Copies, _Copies]:
         """What goes into this rank's box, and what comes out of the others'; views are made once."""
-        boxes = self._boxes.boxes(turn)
         send, receive = _Copies([], []), _Copies([], [])
-        for rank, owned in enumerate(self._owned):
-            for (start, nbytes), fragment in zip(_in_box(self._parameters, owned), owned, strict=True):
-                parameter = self._parameters[fragment.parameter]
-                in_box = boxes[rank][start : start + nbytes].view(parameter.dtype)
+        for rank, fragments in enumerate(owned):
+            sends = rank == self._group.rank
+            box = self._own if sends and self._memory is None else self._boxes[turn, rank]
+            for (start, nbytes), fragment in zip(_in_box(parameters, fragments), fragments, strict=True):
+                parameter = parameters[fragment.parameter]
+                in_box = box[start : start + nbytes].view(parameter.dtype)
                 here = flat(parameter)[fragment.start : fragment.stop]
-                if rank == self._rank:
+                if sends:
                     send.add(in_box, here)
                 else:
                     receive.add(here, in_box)
         return send, receive
-
-
-class NodeMemory:
-    """A piece of memory that all ranks of a group write to and read, and where they meet."""
-
-    def __init__(self, group: Group, nbytes: int, deadline_seconds: float) -> None:
-        """Raises OSError where memory cannot be shared."""
-        self._segment = Segment(max(nbytes, 1)) if group.rank == 0 else None
-        offer = self._segment.offer().as_list() if self._segment is not None else []
-        told = group.gather(json.dumps(offer), "sharing weights")
-        self.barrier = ShmBarrier(group, 0, deadline_seconds)
-        mapped = self._segment.bytes if self._segment is not None else map_offer(Offer(*json.loads(told[0])))
-        self.bytes = torch.frombuffer(mapped, dtype=torch.uint8)
-
-    def close(self) -> None:
-        """Let go of the descriptors; the memory lives as long as tensors look at it."""
-        if self._segment is not None:
-            self._segment.close()
-        self.barrier.close()
 
 
 class OneMemory:
@@ -175,10 +189,15 @@ def whole_bytes(parameters: Iterable[torch.Tensor]) -> int:
     return sum(_lines(parameter.numel() * parameter.element_size()) for parameter in parameters)
 
 
-def box_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]) -> int:
-    """The room that the largest of all ranks' parts needs."""
+def boxes_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]) -> int:
+    """The room that `Copied` needs in a node's memory."""
+    return 2 * len(owned) * _box_bytes(parameters, owned)
+
+
+def _box_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]) -> int:
+    """The room that the largest of all ranks' parts needs, in whole lines."""
     ends = (start + nbytes for fragments in owned for start, nbytes in _in_box(parameters, fragments))
-    return max(ends, default=0)
+    return _lines(max(ends, default=0))
 
 
 @dataclass(frozen=True)

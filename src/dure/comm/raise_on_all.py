@@ -1,4 +1,4 @@
-"""One rank's trouble is everyone's: all ranks raise it, soon, with the rank's number."""
+"""An error of one rank is raised on all ranks, with that rank's number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dure.base.errors import DureError, PeerLost
 from dure.comm.group import Group
 
 
-def together(group: Group, what: str, call: Callable[[], str]) -> list[str]:
+def raise_on_all(group: Group, what: str, call: Callable[[], str]) -> list[str]:
     """Everyone's answers, in rank order; when `call` raised on any rank, its error on all of them."""
     trouble: Exception | None = None
     answer = ""
@@ -23,11 +23,11 @@ def together(group: Group, what: str, call: Callable[[], str]) -> list[str]:
     except PeerLost as lost:
         raise trouble or lost from lost
     everyones = [json.loads(text) for text in told]
-    raise_first(everyones, trouble)
+    _raise_first(everyones, trouble)
     return [text for _, _, text in everyones]
 
 
-def raise_first(everyones: list[list[str]], own: Exception | None) -> None:
+def _raise_first(everyones: list[list[str]], own: Exception | None) -> None:
     """Raise the first rank's trouble, if there is any; that of ranks which only lost others comes last."""
     in_trouble = [(kind == PeerLost.__name__, rank) for rank, (kind, _, _) in enumerate(everyones) if kind]
     if not in_trouble:

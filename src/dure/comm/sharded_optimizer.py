@@ -13,14 +13,12 @@ its start: every element stays where it was, in the body or among the last few.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from dure.base.errors import ModelRefused, UsageError
-from dure.base.say import say
 from dure.comm.group import Group
-from dure.comm.param_boxes import GatheredBoxes, Outboxes, SharedBoxes
 from dure.comm.param_sync import (
     LINE_BYTES,
     Copied,
@@ -28,10 +26,11 @@ from dure.comm.param_sync import (
     NodeMemory,
     OneMemory,
     ParamSync,
-    box_bytes,
+    boxes_bytes,
     flat,
     whole_bytes,
 )
+from dure.comm.shm_segment import share_or_none
 
 SMALL_BYTES = 16 * 1024
 """A smaller parameter is not cut: it belongs to the rank that has the least so far."""
@@ -226,49 +225,25 @@ def handover_within(
 ) -> Callable[[list[torch.nn.Parameter], list[list[Fragment]]], ParamSync]:
     """How the ranks of `group` hand over their parts: in shared memory where they can, else by the backend."""
 
-    def in_one_memory(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync | None:
-        size = whole_bytes(parameters)
-        memory = _on_all_or_none(group, lambda: NodeMemory(group, size, deadline_seconds))
-        if memory is None:
-            return None
+    def memory_of(nbytes: int) -> NodeMemory | None:
+        return share_or_none(
+            group,
+            lambda: NodeMemory(group, nbytes, deadline_seconds),
+            "the backend gathers updated weights, same bits",
+        )
+
+    def make(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync:
+        if device.type != "cpu":
+            return Copied(group, parameters, owned, device)
+        memory = memory_of(whole_bytes(parameters) if share_weights else boxes_bytes(parameters, owned))
+        if memory is None or not share_weights:
+            return Copied(group, parameters, owned, memory or device)
         tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
         moved = set(parameters)
         named = {name: p for name, p in module.named_parameters() if p in moved}
         return OneMemory(memory, named, {name: t for name, t in tensors.items() if name not in named})
 
-    def copied(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync:
-        size = box_bytes(parameters, owned)
-        boxes: Outboxes | None = None
-        if device.type == "cpu":
-            boxes = _on_all_or_none(group, lambda: SharedBoxes(group, size, deadline_seconds))
-        return Copied(group.rank, parameters, owned, boxes or GatheredBoxes(group, size, device))
-
-    def best(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync:
-        shared = in_one_memory(parameters, owned) if share_weights and device.type == "cpu" else None
-        return shared or copied(parameters, owned)
-
-    return best
-
-
-_Shared = TypeVar("_Shared", NodeMemory, SharedBoxes)
-
-
-def _on_all_or_none(group: Group, make: Callable[[], _Shared]) -> _Shared | None:
-    """What `make` makes; None, on all ranks, where one of them cannot share memory."""
-    made, trouble = None, ""
-    try:
-        made = make()
-    except (OSError, AttributeError) as error:  # AttributeError: not Linux
-        trouble = str(error) or type(error).__name__
-    everyones = group.gather(trouble, "sharing memory")
-    if not any(everyones):
-        return made
-    if made is not None:
-        made.close()
-    if group.rank == 0:
-        rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
-        say(f"rank {rank} cannot share memory ({why}); updated weights are copied, same bits")
-    return None
+    return make
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:

@@ -1,52 +1,146 @@
-"""Where the ranks of one node meet: a barrier on shared memory, and a board for a few numbers.
+"""Numbers in shared memory that the ranks of one node count up and wait for, and the barrier made of them.
 
-A barrier is over for a rank when every rank has arrived at as many as itself.
+Every rank owns one line: a few counters that only it writes. A rank that has to wait sleeps on the counter it waits
+for (Linux's futex), and looks now and then whether that counter's owner still lives. A barrier is over for a rank when
+every rank has arrived at as many as itself.
+
+Who has seen a count must also see what its owner wrote before. `shm_barrier.c`, compiled when dure is installed,
+promises it with C11 atomics. Where there was no compiler, Python counts with plain stores, which an x86-64 processor
+keeps in order; on any other machine memory is then not shared between ranks.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
+import ctypes
+import errno
 import os
+import platform
+import select
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy
+import numpy.typing
 
-from dure.comm.group import Group
-from dure.comm.shm_counters import ShmCounters, line_bytes
-from dure.comm.shm_segment import Offer, Segment, map_offer
+from dure.base.compiled import compiled_function
+from dure.base.errors import PeerLost
+from dure.comm.shm_segment import SharedSegment
 
+_LINE = 64
+"""Bytes between two ranks' counters: a cache line, so that waiting ranks do not disturb the others."""
+_LOOK_SECONDS = 0.2
+"""How often a sleeping rank looks whether the peer it waits for still lives."""
+_SPIN_SECONDS = 30e-6
+"""How long a rank looks before it sleeps, where every rank has a core of its own."""
+_WAIT, _WAKE = 0, 1  # futex without the private flag: the word is shared between processes
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_ORDERED = "x86_64"
+"""The machine on which other cores see plain stores in the order in which they were made."""
 _CAME, _FLAGS = 0, 1
 """Counters of a rank's line: how many barriers it arrived at; then its flags, for odd and for even barriers."""
 
 
-class ShmBarrier:
-    """This rank's place at the board. One thread uses it."""
+def line_bytes(ranks: int) -> int:
+    """The room that the counters of so many ranks take."""
+    return _LINE * ranks
 
-    def __init__(self, group: Group, numbers: int, deadline_seconds: float) -> None:
-        """Make or map the board; `group` are the ranks of this node, `numbers` the room of each."""
-        self.rank = group.rank
-        self.size = group.size
-        start = line_bytes(self.size)
-        self._own = Segment(start + 8 * numbers * self.size) if self.rank == 0 else None
-        offer = self._own.offer().as_list() if self._own is not None else []
-        told = group.gather(json.dumps([os.getpid(), offer]), "joining the barrier in shared memory")
-        everyones = [json.loads(text) for text in told]
-        shared: mmap.mmap = self._own.bytes if self._own is not None else map_offer(Offer(*everyones[0][1]))
-        self._counters = ShmCounters(shared, self.rank, [pid for pid, _ in everyones], deadline_seconds)
-        numbers_part = numpy.frombuffer(shared, numpy.float64, numbers * self.size, start)
-        self.board = numbers_part.reshape(self.size, numbers)
+
+def barrier_bytes(ranks: int, numbers: int) -> int:
+    """The room that a barrier of so many ranks takes, with `numbers` on the board of each."""
+    return line_bytes(ranks) + 8 * numbers * ranks
+
+
+class ShmCounters:
+    """All ranks' counters, at most 16 per rank. Each counter is counted by one thread."""
+
+    def __init__(self, shared: SharedSegment, deadline_seconds: float) -> None:
+        """`shared` begins with the ranks' lines, zeroed. Raises OSError where ranks cannot wait for each other so."""
+        self.rank = shared.rank
+        self.size = len(shared.pids)
+        self._pids = shared.pids
+        self._deadline_seconds = deadline_seconds
+        lines = numpy.frombuffer(shared.bytes, numpy.int32, line_bytes(self.size) // 4)
+        self.values = lines.reshape(self.size, _LINE // 4)
+        """By rank, then by counter. Written before this rank counts, read when the owner is known to have counted."""
+        self._words = _words(shared)
+        self._lives = [os.pidfd_open(pid) for pid in self._pids]
+        self._spin_seconds = _SPIN_SECONDS if len(os.sched_getaffinity(0)) >= self.size else 0.0
+
+    def set(self, counter: int, value: int) -> None:
+        """Count this rank's own counter up to a value, and wake who waits for it."""
+        self._words.set(_at(self.rank, counter), value)
+
+    def wake(self, counter: int) -> None:
+        """Have everyone who waits for a counter of this rank look again."""
+        self._words.wake(_at(self.rank, counter))
+
+    def all_reached(self, counter: int, value: int) -> bool:
+        """Whether this counter of every rank has reached a value."""
+        return self._words.all_reached(_at(0, counter), self.size, value)
+
+    def wait(
+        self, peer: int, counter: int, value: int, what: str, look: Callable[[], None] | None = None
+    ) -> None:
+        """Return when a peer's counter has reached a value; raises PeerLost if the peer is dead or late.
+
+        `look` is called each time that this rank wakes in vain; what it raises ends the wait.
+        """
+        word, words = _at(peer, counter), self._words
+        if words.wait(word, value, self._spin_seconds):
+            return
+        deadline = time.monotonic() + self._deadline_seconds
+        while True:
+            if look is not None:
+                look()
+            # Looked at again: since the look above it may have counted, and then ended as it should.
+            if self._is_dead(peer) and not words.all_reached(word, 1, value):
+                raise PeerLost(
+                    f"rank {self.rank} lost rank {peer} in {what}: process {self._pids[peer]} is gone"
+                )
+            if words.wait(word, value, 0.0):
+                return
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"rank {self.rank} waited {self._deadline_seconds:.0f} s for rank {peer} in {what}; it lives, "
+                    f"but never came"
+                )
+
+    def meet(self, counter: int, value: int, what: str) -> None:
+        """Count up to a value, and return when everyone has; raises PeerLost, naming who is dead or late."""
+        first = self._words.meet(_at(0, counter), self.size, self.rank, value, self._spin_seconds)
+        for peer in range(first, self.size):
+            self.wait(peer, counter, value, what)
+
+    def _is_dead(self, peer: int) -> bool:
+        poll = select.poll()
+        poll.register(self._lives[peer], select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for descriptor in self._lives:
+            os.close(descriptor)
+
+
+class ShmBarrier:
+    """A barrier of the ranks that share a segment, with a board for a few numbers. One thread uses it."""
+
+    def __init__(self, shared: SharedSegment, numbers: int, deadline_seconds: float) -> None:
+        """`shared` begins with `barrier_bytes` of zeros; `numbers` is each rank's room on the board."""
+        self._shared = shared
+        self.rank = shared.rank
+        self.size = len(shared.pids)
+        self._counters = ShmCounters(shared, deadline_seconds)
+        board = numpy.frombuffer(shared.bytes, numpy.float64, numbers * self.size, line_bytes(self.size))
+        self.board = board.reshape(self.size, numbers)
         """One row of numbers per rank; written before a barrier, read after it."""
-        self._all_came = self._counters.values[:, _CAME]
         self._came = 0
 
     def wait(self, what: str) -> None:
         """Return when all ranks have come; raises PeerLost, naming who did not, if one is dead or late."""
         self._came += 1
-        came, all_came = self._came, self._all_came
-        self._counters.set(_CAME, came)
-        for peer in range(self.size):
-            if all_came[peer] < came:
-                self._counters.wait(peer, _CAME, came, what)
+        self._counters.meet(_CAME, self._came, what)
 
     def agree(self, flags: int, what: str) -> int:
         """Meet, and return all ranks' flags (31 bits), OR-ed."""
@@ -57,7 +151,170 @@ class ShmBarrier:
         return int(numpy.bitwise_or.reduce(self._counters.values[:, word]))
 
     def close(self) -> None:
-        """Let go of the board's descriptors."""
+        """Let go of the descriptors of the board and of the segment."""
         self._counters.close()
-        if self._own is not None:
-            self._own.close()
+        self._shared.close()
+
+
+def _at(rank: int, counter: int) -> int:
+    """Where a rank's counter is: bytes from the segment's start."""
+    return _LINE * rank + 4 * counter
+
+
+class _Words(Protocol):
+    """Counters by their place in bytes. A wait sleeps once at most, for `_LOOK_SECONDS`."""
+
+    def set(self, word: int, value: int) -> None:
+        """Count up, and wake who waits: who sees the value sees all that was written before."""
+
+    def wake(self, word: int) -> None:
+        """Have who waits for it look again."""
+
+    def all_reached(self, first: int, ranks: int, value: int) -> bool:
+        """Whether a counter of each of so many ranks has reached a value; `first` is rank 0's."""
+
+    def wait(self, word: int, value: int, spin_seconds: float) -> bool:
+        """Whether a counter has reached a value, after looking for so long, then sleeping."""
+
+    def meet(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
+        """Set one's own and wait for everyone's; the first rank that has not reached it, or the number of ranks."""
+
+
+def _words(shared: SharedSegment) -> _Words:
+    """The way to count that is right on this machine; raises OSError where there is none."""
+    base = ctypes.addressof(ctypes.c_char.from_buffer(shared.bytes))
+    functions = _compiled()
+    if functions is not None:
+        return _Atomics(base, *functions)
+    machine = platform.machine()
+    if len(shared.pids) > 1 and machine != _ORDERED:  # the threads of one process have the GIL between them
+        raise OSError(
+            f"the shared-memory barrier was not compiled when dure was installed, and {machine} needs it: install a "
+            "C compiler, then dure again"
+        )
+    return _StoreOrder(base, numpy.frombuffer(shared.bytes, numpy.int32, line_bytes(len(shared.pids)) // 4))
+
+
+def _compiled() -> tuple[Callable[..., Any], ...] | None:
+    """The functions of shm_barrier.c; None where it was not compiled."""
+    pointer, size, word, ns = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_int64
+    found = (
+        _function("dure_counter_set_1", pointer, word),
+        _function("dure_counter_wake_1", pointer),
+        _function("dure_counters_reached_1", pointer, size, size, word, returns=ctypes.c_int),
+        _function("dure_counter_wait_1", pointer, word, ns, ns, returns=ctypes.c_int),
+        _function("dure_barrier_1", pointer, size, size, size, word, ns, ns, returns=ns),
+    )
+    return tuple(each for each in found if each is not None) if all(found) else None
+
+
+def _function(name: str, *arguments: type, returns: type | None = None) -> Callable[..., Any] | None:
+    return compiled_function("dure.comm._shm_barrier", name, *arguments, returns=returns)
+
+
+_LOOK_NS = int(_LOOK_SECONDS * 1e9)
+
+
+class _Atomics:
+    """See `_Words`; by shm_barrier.c."""
+
+    def __init__(self, base: int, *functions: Callable[..., Any]) -> None:
+        self._base = base
+        self._set, self._wake, self._reached, self._wait, self._meet = functions
+
+    def set(self, word: int, value: int) -> None:
+        self._set(self._base + word, value)
+
+    def wake(self, word: int) -> None:
+        self._wake(self._base + word)
+
+    def all_reached(self, first: int, ranks: int, value: int) -> bool:
+        return bool(self._reached(self._base + first, ranks, _LINE, value))
+
+    def wait(self, word: int, value: int, spin_seconds: float) -> bool:
+        return _unless_failed(self._wait(self._base + word, value, int(spin_seconds * 1e9), _LOOK_NS)) == 1
+
+    def meet(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
+        spin_ns = int(spin_seconds * 1e9)
+        return _unless_failed(self._meet(self._base + first, ranks, _LINE, own, value, spin_ns, _LOOK_NS))
+
+
+def _unless_failed(result: int) -> int:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result
+
+
+class _StoreOrder:
+    """See `_Words`; by plain stores of Python, for x86-64 and for the threads of one process."""
+
+    def __init__(self, base: int, values: numpy.typing.NDArray[numpy.int32]) -> None:
+        self._base = base
+        self._values = values
+        self._futex = _Futex()
+
+    def set(self, word: int, value: int) -> None:
+        self._values[word // 4] = value
+        self.wake(word)
+
+    def wake(self, word: int) -> None:
+        self._futex.wake(self._base + word)
+
+    def all_reached(self, first: int, ranks: int, value: int) -> bool:
+        return all(int(self._values[(first + _LINE * rank) // 4]) >= value for rank in range(ranks))
+
+    def wait(self, word: int, value: int, spin_seconds: float) -> bool:
+        values, at = self._values, word // 4
+        if values[at] >= value:
+            return True
+        until = time.perf_counter() + spin_seconds
+        while spin_seconds and time.perf_counter() < until:
+            if values[at] >= value:
+                return True
+        seen = int(values[at])
+        if seen < value:
+            self._futex.wait(self._base + word, seen, _LOOK_SECONDS)
+        return bool(values[at] >= value)
+
+    def meet(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
+        self.set(first + _LINE * own, value)
+        there = (self.wait(first + _LINE * rank, value, spin_seconds) for rank in range(ranks))
+        return next((rank for rank, reached in enumerate(there) if not reached), ranks)
+
+
+class _TimeSpec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Futex:
+    """The two calls, bound once; they release the GIL while they wait."""
+
+    def __init__(self) -> None:
+        number = _FUTEX_NUMBERS.get(platform.machine())
+        if number is None:
+            raise OSError(errno.ENOSYS, f"no futex known on {platform.machine()}")
+        self._number = number
+        library = ctypes.CDLL(None, use_errno=True)
+        self._syscall = library.syscall
+        self._syscall.restype = ctypes.c_long
+        self._syscall.argtypes = (
+            ctypes.c_long,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int,
+        )
+
+    def wait(self, address: int, value: int, seconds: float) -> None:
+        """Sleep while the word at `address` is `value`, at most so long; may return early."""
+        limit = _TimeSpec(int(seconds), int(seconds % 1 * 1e9))
+        if self._syscall(self._number, address, _WAIT, value, ctypes.addressof(limit), None, 0) == -1:
+            code = ctypes.get_errno()
+            if code not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
+                raise OSError(code, os.strerror(code))
+
+    def wake(self, address: int) -> None:
+        """Wake everyone who sleeps on this word."""
+        self._syscall(self._number, address, _WAKE, 2**31 - 1, None, None, 0)

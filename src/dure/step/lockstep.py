@@ -24,6 +24,7 @@ from dure.comm.reduce.exchanger import ALL_USED, NOT_FINITE, Exchanger, Pieces, 
 from dure.comm.reduce.hook import GradientExchange, OwnPlaces, StepExchange
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
+from dure.comm.topology import Topology
 from dure.data.batches import Batch
 from dure.data.seeds import seed_all, seed_of
 from dure.data.shards import rank_of_shard
@@ -40,8 +41,7 @@ from dure.step.update import clip
 class Setting:
     """What a step depends on besides the model and the data."""
 
-    rank: int
-    ranks: int
+    topology: Topology
     shards: int
     seed: int
     sync: bool
@@ -273,8 +273,8 @@ class Lockstep:
 
     def _new_exchange(self, batch: Batch, flags: int) -> StepExchange:
         setting = self._setting
-        shape = Pieces.of_step(setting.ranks, setting.shards, batch.active)
-        ranks, rank = (setting.ranks, setting.rank) if setting.sync else (1, 0)
+        shape = Pieces.of_step(setting.topology.size, setting.shards, batch.active)
+        ranks, rank = (setting.topology.size, setting.topology.rank) if setting.sync else (1, 0)
         totals = StepTotals.empty(setting.shards, ranks)
         totals.flags[rank], totals.steps[rank] = flags, batch.step
         totals.samples, totals.mark = len(batch.ids), batch.mark
@@ -308,7 +308,7 @@ class Lockstep:
     def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
         for shard, loss in enumerate(totals.losses):
             if not math.isfinite(loss):
-                rank = rank_of_shard(shard, self._setting.ranks, self._setting.shards)
+                rank = rank_of_shard(shard, self._setting.topology.size, self._setting.shards)
                 raise NotFinite(
                     f"the loss is {loss} at step {batch.step}, in shard {shard} (rank {rank}); try a smaller train.lr "
                     "or train.clip_norm, and look at that shard's samples"

@@ -19,7 +19,7 @@ from dure.base.say import say
 from dure.comm.call_board import CallBoard
 from dure.comm.group import join_world
 from dure.comm.link_secret import read_link_secret
-from dure.comm.reduce.factory import ExchangerFactory, Place, Transport, WireName, wire_named
+from dure.comm.reduce.factory import ExchangerFactory, Transport, WireName, wire_named
 from dure.comm.topology import Topology, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.data.seeds import seed_all
@@ -71,29 +71,20 @@ def start(
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         torch.use_deterministic_algorithms(True)
-    setting = Setting(topology.rank, topology.size, shards, seed, sync, chosen, precision, deadline_seconds)
+    setting = Setting(topology, shards, seed, sync, chosen, precision, deadline_seconds)
     folder = os.environ.get("DURE_RUN")
     heartbeat = Heartbeat(RunFolder(Path(folder)).heartbeat(topology.rank) if folder else None)
-    place = Place(
-        topology.rank,
-        topology.size,
-        topology.local_rank,
-        topology.local_size,
-        topology.nodes,
-        shards,
-        deadline_seconds,
-        topology.leader_host,
-        read_link_secret(os.environ),
-    )
     calls = CallBoard(store, topology.rank, topology.size, heartbeat)
-    team = Team(
+    exchangers = ExchangerFactory(
         topology,
-        setting,
-        threads,
-        heartbeat,
-        calls,
-        ExchangerFactory(place, chosen, wire_named(wire), transport),
+        shards,
+        chosen,
+        wire_named(wire),
+        transport,
+        deadline_seconds=deadline_seconds,
+        link_secret=read_link_secret(os.environ),
     )
+    team = Team(topology, setting, threads, heartbeat, calls, exchangers)
     team.agree(
         {
             "seed": seed,

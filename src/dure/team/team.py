@@ -72,9 +72,9 @@ class Team:
         self.setting = setting
         self.threads = threads
         self.heartbeat = heartbeat
-        self.group = Group(None, setting.rank, setting.ranks, heartbeat.waiting)
+        self.group = Group(None, topology.rank, topology.size, heartbeat.waiting)
         """All ranks, for small exchanges on the training thread."""
-        context = LoadContext(self.group, topology.node, topology.local_rank, setting.deadline_seconds)
+        context = LoadContext(self.group, topology, setting.deadline_seconds)
         self.loader = Loader(context, setting.seed, setting.device, heartbeat)
         """Loads pretrained weights, and says what it took."""
         self._calls = calls

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,24 +20,14 @@ import torch
 from torch import nn
 
 from dure.base.errors import DureError, ModelRefused, ReplicasDiffer
-from dure.comm.raise_on_all import together
-from dure.comm.shm_segment import Segment
+from dure.comm.raise_on_all import raise_on_all
 from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
 from dure.storage.safetensors import TensorAt
 from dure.weights.build import Built, Make, Sketch, build, sketch, sketch_of_folder
 from dure.weights.devices import choose_way, read_direct
 from dure.weights.filling import Target, fill, fingerprint_of
-from dure.weights.load_group import (
-    LoadContext,
-    LoadGroup,
-    LoadPeer,
-    each_alone,
-    fetch_pages,
-    joined,
-    new_segment,
-    shared_by,
-)
+from dure.weights.load_group import LoadContext, LoadGroup, fetch_pages, load_group_of
 from dure.weights.pickled import load_pickled
 from dure.weights.relay import ReadInto, Relay
 from dure.weights.source import Source, open_source
@@ -92,8 +81,7 @@ class _Ours:
     store: Store
     sketch: Sketch
     built: Built
-    segment: Segment | None = None
-    load_group: LoadGroup = None  # type: ignore[assignment]
+    load_group: LoadGroup
 
 
 @dataclass
@@ -127,21 +115,16 @@ def load(
 
     def open_and_sketch() -> str:
         ours.store = opened()
-        source = open_source(ours.store, path).to_json() if everyone.rank == 0 else None
+        source = open_source(ours.store, path).to_json() if everyone.rank == 0 else ""
         if not isinstance(model, FromConfig):
             ours.sketch = sketch(model, for_real=how == "every-rank")
-        if context.local_rank == 0:
-            ours.segment = new_segment()
-        offer = ours.segment.offer().as_list() if ours.segment is not None else []
-        return json.dumps([[context.node, context.local_rank, os.getpid(), offer], source])
+        return source
 
-    def build_and_share() -> str:
+    def build_model() -> str:
         if isinstance(model, FromConfig):
             ours.sketch = sketch_of_folder(source, model.arguments)
         ours.built = build(ours.sketch, source, strict=strict)
-        with contextlib.suppress(OSError):
-            ours.load_group = shared_by(context, peers, ours.segment)
-        return json.dumps([ours.load_group is not None, [name for _, name in ours.built.match.pairs]])
+        return json.dumps([name for _, name in ours.built.match.pairs])
 
     def read() -> str:
         if way.direct:
@@ -153,26 +136,22 @@ def load(
         return fingerprint_of(targets)
 
     with clock.stage("open"):
-        told = [json.loads(text) for text in together(everyone, "opening the weights", open_and_sketch)]
-        peers = [LoadPeer(*peer) for peer, _ in told]
-        source = Source.from_json(told[0][1])
+        source = Source.from_json(raise_on_all(everyone, "opening the weights", open_and_sketch)[0])
         way = choose_way(device.type, ours.store.location, sliceable=source.sliceable, how=how)
     with clock.stage("build"):
-        answers = [json.loads(text) for text in together(everyone, "building the model", build_and_share)]
-        _refuse_other_models([names for _, names in answers])
-        if not all(shares for shares, _ in answers):
-            ours.load_group = each_alone(context)
-        if ours.segment is not None:
-            ours.segment.close()
-        ours.load_group = joined(ours.load_group, context)
+        _refuse_other_models(
+            [json.loads(text) for text in raise_on_all(everyone, "building the model", build_model)]
+        )
+        ours.load_group = load_group_of(context)
     with clock.stage("read"):
         try:
-            found = together(everyone, "loading weights", read)
+            found = raise_on_all(everyone, "loading weights", read)
         except DureError:
             # What was asked for and never sent would be taken for the next load's.
             context.groups.pop("between", None)
             raise
-        ours.load_group.close()
+        finally:
+            ours.load_group.close()
     built, store = ours.built, ours.store
     odd = [str(rank) for rank, other in enumerate(found) if other != found[0]]
     if odd:

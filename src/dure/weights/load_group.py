@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
 from dure.comm.group import Group
-from dure.comm.shm_counters import ShmCounters, line_bytes
-from dure.comm.shm_segment import Offer, Segment, map_offer
+from dure.comm.shm_barrier import ShmCounters, line_bytes
+from dure.comm.shm_segment import SharedSegment, share_or_none, share_segment
+from dure.comm.topology import Topology
 from dure.weights.memory import POPULATE_WRITE
 from dure.weights.windows import STAGING_BYTES
 
@@ -20,25 +19,13 @@ STAGING_START = mmap.PAGESIZE
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Where a rank stands in its team."""
+    """What a rank needs of its team to load."""
 
     everyone: Group
-    node: int
-    local_rank: int
+    topology: Topology
     deadline_seconds: float
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
     """Process groups that earlier loads made, to be used again."""
-
-
-@dataclass(frozen=True)
-class LoadPeer:
-    """What a rank tells the others of itself."""
-
-    node: int
-    local_rank: int
-    pid: int
-    offer: Sequence[int]
-    """The memory it shares, if it is the one of its node that does."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +35,10 @@ class LoadGroup:
     rank: int
     nodes: tuple[tuple[int, ...], ...]
     """All ranks, by the memory they share."""
-    shared: mmap.mmap
+    segment: SharedSegment
     """The counters of up to 64 ranks, and from STAGING_START on the windows."""
     counters: ShmCounters
-    between: dist.ProcessGroup | None
+    between: dist.ProcessGroup | None = None
     """For the bytes between nodes: all ranks, used by the reading threads alone."""
 
     @property
@@ -68,59 +55,50 @@ class LoadGroup:
     def close(self) -> None:
         """Let go of the descriptors; the memory goes when nobody looks at it any more."""
         self.counters.close()
+        self.segment.close()
 
 
-def new_segment() -> Segment:
-    """Memory for the counters and for all windows; none of it is touched yet."""
-    return Segment(STAGING_START + STAGING_BYTES)
+def load_group_of(context: LoadContext) -> LoadGroup:
+    """All ranks, the memory of each node shared by its ranks, and a connection between nodes; a collective call.
 
-
-def alone(deadline_seconds: float) -> LoadGroup:
-    """A rank that loads for itself."""
-    segment = new_segment()
-    counters = ShmCounters(segment.bytes, 0, [os.getpid()], deadline_seconds)
-    segment.close()
-    return LoadGroup(0, ((0,),), segment.bytes, counters, None)
-
-
-def shared_by(context: LoadContext, peers: Sequence[LoadPeer], segment: Segment | None) -> LoadGroup:
-    """All ranks, the memory of each node shared by its ranks; raises OSError where that cannot be."""
-    rank = context.everyone.rank
-    by_node: dict[int, list[int]] = {}
-    for other in sorted(range(len(peers)), key=lambda other: (peers[other].node, peers[other].local_rank)):
-        by_node.setdefault(peers[other].node, []).append(other)
-    nodes = tuple(tuple(ranks) for ranks in by_node.values())
-    own = by_node[context.node]
-    if line_bytes(len(own)) > STAGING_START:
-        raise OSError(f"{len(own)} ranks on a node are more than {STAGING_START // line_bytes(1)}")
-    shared = segment.bytes if segment is not None else map_offer(Offer(*peers[own[0]].offer))
-    counters = ShmCounters(
-        shared, own.index(rank), [peers[other].pid for other in own], context.deadline_seconds
+    Where one rank cannot share memory, each is as if it were a node of its own.
+    """
+    everyone = context.everyone
+    load_group = share_or_none(
+        everyone, lambda: _shared_by_node(context), "each rank loads for itself, same bits"
     )
-    return LoadGroup(rank, nodes, shared, counters, None)
-
-
-def each_alone(context: LoadContext) -> LoadGroup:
-    """All ranks, each as if it were a node of its own."""
-    one = alone(context.deadline_seconds)
-    nodes = tuple((rank,) for rank in range(context.everyone.size))
-    return LoadGroup(context.everyone.rank, nodes, one.shared, one.counters, None)
-
-
-def joined(load_group: LoadGroup, context: LoadContext) -> LoadGroup:
-    """The group with a connection between its nodes; a collective call."""
+    if load_group is None:
+        alone = Group(None, 0, 1)
+        segment = share_segment(alone, STAGING_START + STAGING_BYTES, "")
+        nodes = tuple((rank,) for rank in range(everyone.size))
+        counters = ShmCounters(segment, context.deadline_seconds)
+        load_group = LoadGroup(everyone.rank, nodes, segment, counters)
     if len(load_group.nodes) == 1:
         return load_group
     if "between" not in context.groups:
         context.groups["between"] = dist.new_group(backend="gloo")
-    return LoadGroup(
-        load_group.rank, load_group.nodes, load_group.shared, load_group.counters, context.groups["between"]
+    return replace(load_group, between=context.groups["between"])
+
+
+def _shared_by_node(context: LoadContext) -> LoadGroup:
+    """Raises OSError where memory cannot be shared. None of the windows' memory is touched yet."""
+    segment = share_segment(
+        context.everyone,
+        STAGING_START + STAGING_BYTES,
+        "sharing memory for weights",
+        node=context.topology.node,
+        local_rank=context.topology.local_rank,
     )
+    if line_bytes(len(segment.pids)) > STAGING_START:
+        segment.close()
+        raise OSError(f"{len(segment.pids)} ranks on a node are more than {STAGING_START // line_bytes(1)}")
+    counters = ShmCounters(segment, context.deadline_seconds)
+    return LoadGroup(context.everyone.rank, segment.sharers, segment, counters)
 
 
 def fetch_pages(load_group: LoadGroup) -> None:
     """Have this rank's view of all windows' room in its page table at once, not page by page."""
     try:
-        load_group.shared.madvise(POPULATE_WRITE)
+        load_group.segment.bytes.madvise(POPULATE_WRITE)
     except OSError:
         return  # an older kernel: then each page is fetched when it is read

@@ -61,7 +61,7 @@ class Relay:
         self._readers = list(readers)
         self._counters = load_group.counters
         self._between = load_group.between
-        self._shared = memoryview(load_group.shared)
+        self._shared = memoryview(load_group.segment.bytes)
         self._slot_bytes = window_bytes
         self._slots = STAGING_BYTES // window_bytes
         here = next(node for node, ranks in enumerate(load_group.nodes) if self._rank in ranks)
@@ -95,11 +95,9 @@ class Relay:
 
     def arrivals(self) -> Iterator[tuple[Window, Bytes]]:
         """Each window with its bytes, to be copied before the next is asked for."""
-        brought = self._counters.values[:, _BROUGHT]
         for index, window in enumerate(self._windows):
             place = self._place[self._bringers[index % len(self._readers)]]
-            if brought[place] <= index:
-                self._counters.wait(place, _BROUGHT, index + 1, _WHAT, self._look)
+            self._counters.wait(place, _BROUGHT, index + 1, _WHAT, self._look)
             yield window, self._slot(index).numpy()
             self._counters.set(_COPIED, index + 1)
 
@@ -141,7 +139,7 @@ class Relay:
         return self._shared[start : start + self._windows[index].nbytes]
 
     def _is_free(self, index: int) -> bool:
-        return bool((self._counters.values[:, _COPIED] > index - self._slots).all())
+        return self._counters.all_reached(_COPIED, index - self._slots + 1)
 
     def _wait_until_free(self, index: int) -> None:
         for place in range(self._counters.size):

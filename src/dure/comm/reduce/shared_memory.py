@@ -8,7 +8,6 @@ costs. One barrier per bucket: all pieces are there. One more at the end of the 
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 from collections.abc import Sequence
@@ -29,8 +28,8 @@ from dure.comm.reduce.exchanger import (
     leading_to,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
-from dure.comm.shm_barrier import ShmBarrier
-from dure.comm.shm_segment import Offer, Segment, map_offer, offer_tensor
+from dure.comm.shm_barrier import ShmBarrier, barrier_bytes
+from dure.comm.shm_segment import Segment, map_everyones, offer_tensor, share_segment
 
 ALIGNED = 16
 """Slices start at multiples of this many elements, a cache line: no two ranks write to one line."""
@@ -59,14 +58,15 @@ class ThroughSharedMemory:
     ) -> None:
         """`extras` are the pieces that each rank may hold beside its bucket, `totals` the numbers of `total`.
 
-        Raises OSError where memory cannot be shared; on all ranks or on none.
+        Raises OSError where memory cannot be shared; a collective call, to be made within `share_or_none`.
         """
         self._group = group
         self._rank = group.rank
         self._ranks = group.size
         self._extras = extras
         self._wire = wire
-        self._barrier = ShmBarrier(group, 2 * totals, deadline_seconds)
+        shared = share_segment(group, barrier_bytes(group.size, 2 * totals), "sharing a barrier")
+        self._barrier = ShmBarrier(shared, 2 * totals, deadline_seconds)
         self._half = 0
         self._bucket_buffers: dict[int, _SharedBuckets] = {}
         self._told = False
@@ -180,13 +180,11 @@ class ThroughSharedMemory:
             out = segments[-1].tensor(dtype, buffer.numel())
             out.copy_(buffer)
         extras = [segment.tensor(dtype, out.numel()) for segment in segments[: self._extras[self._rank]]]
-        told = self._group.gather(json.dumps([offer.as_list() for offer in offers]), "sharing buckets")
         everyones = [
-            [*extras, out]
-            if rank == self._rank
-            else [_mapped(Offer(*offer), dtype, out.numel()) for offer in json.loads(text)]
-            for rank, text in enumerate(told)
+            [torch.frombuffer(memory, dtype=dtype, count=out.numel()) for memory in memories]
+            for memories in map_everyones(self._group, offers, "sharing buckets")
         ]
+        everyones[self._rank] = [*extras, out]
         return _SharedBuckets(index, out, largest(buffer.dtype), extras, everyones, in_place, segments)
 
     def _move_bucket(self, buffer: torch.Tensor) -> bool:
@@ -255,28 +253,3 @@ def _slice(rank: int, ranks: int, numel: int) -> tuple[int, int]:
     width = -(-numel // ranks)
     width = -(-width // ALIGNED) * ALIGNED
     return min(rank * width, numel), min((rank + 1) * width, numel)
-
-
-def _mapped(offer: Offer, dtype: torch.dtype, numel: int) -> torch.Tensor:
-    return torch.frombuffer(map_offer(offer), dtype=dtype, count=numel)
-
-
-def share_or_none(
-    group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
-) -> ThroughSharedMemory | None:
-    """The exchanger, where these ranks can share memory; None, on all ranks, where one of them cannot."""
-    made: ThroughSharedMemory | None = None
-    trouble = ""
-    try:
-        made = ThroughSharedMemory(group, extras, totals, deadline_seconds, wire)
-    except (OSError, AttributeError) as error:  # no /proc, no memfd, no futex, another pid namespace
-        trouble = str(error) or type(error).__name__
-    everyones = group.gather(trouble, "sharing memory")
-    if any(everyones):
-        if group.rank == 0:
-            rank, why = next((rank, why) for rank, why in enumerate(everyones) if why)
-            say(f"rank {rank} cannot share memory ({why}); gradients go over Gloo, same bits")
-        if made is not None:
-            made.close()
-        return None
-    return made

@@ -162,7 +162,7 @@ def _time_one(contender: Contender, team: Team, figures: RankFigures, nbytes: in
 
 def _contender(name: str, task: Task, team: Team) -> Contender:
     if name in OURS:
-        context = LoadContext(team.group, team.topology.node, team.topology.local_rank, 60.0)
+        context = LoadContext(team.group, team.topology, 60.0)
         return partial(_ours, cast(How, name), task, context, with_broadcast=name == "every-rank")
     return partial({"load_file": _load_file, "hf": _from_pretrained}[name], task)
 
