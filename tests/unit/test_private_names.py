@@ -1,0 +1,234 @@
+"""Private names of other packages: each is listed with its reason, and each still is what dure takes it for."""
+
+import ast
+import atexit
+import importlib
+import re
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dure
+from dure.base.private_names import PRIVATE_NAMES
+
+SOURCE = Path(dure.__file__).parent
+OTHERS = {
+    "torch",
+    "transformers",
+    "numpy",
+    "accelerate",
+    "typer",
+    "rich",
+    "pydantic",
+    "runpy",
+    "atexit",
+    "sympy",
+}
+DOCUMENTED = {"_replace", "_exit", "_getframe", "_fields_"}
+"""Public in spite of their spelling: named tuples', os's, sys's, ctypes's."""
+PRIVATE = re.compile(r"_[A-Za-z]\w*")
+
+
+def is_private(name):
+    return PRIVATE.fullmatch(name) is not None and not name.endswith("__") and name not in DOCUMENTED
+
+
+def own_names(trees):
+    """Private names that dure itself defines: functions, classes, variables, attributes of its own objects."""
+    found = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls", "sys"):
+                found.add(node.attr)
+    return found
+
+
+def foreign_names(tree, own):
+    """The private names in one module that dure does not define: by import, by attribute, by a text that names one."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OTHERS:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name for name in names if any(map(is_private, name.split("."))))
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if any(map(is_private, a.name.split("."))))
+        elif isinstance(node, ast.Attribute) and id(node) not in inner:
+            text = ast.unparse(node)
+            if text.split(".")[0] in OTHERS and any(map(is_private, text.split("."))):
+                yield text
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+            owner = ast.unparse(node.value)
+            if owner not in ("self", "cls") and owner.split(".")[0] not in OTHERS:
+                yield f".{node.attr}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+            if is_private(name) and name not in own:
+                yield f".{name}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.split(".")
+            is_name = (
+                re.fullmatch(r"[\w.]+", node.value) and parts[0] in OTHERS and any(map(is_private, parts))
+            )
+            if is_name or node.value.startswith("_c10d"):
+                yield node.value
+
+
+def used_names():
+    trees = {
+        path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py") if path.name != "private_names.py"
+    }
+    own = own_names(trees.values()) - {entry.name.removeprefix(".") for entry in PRIVATE_NAMES}
+    return {name: path for path, tree in trees.items() for name in foreign_names(tree, own)}
+
+
+def test_every_private_name_of_another_package_is_listed_with_its_reason():
+    listed = {entry.name for entry in PRIVATE_NAMES}
+    unlisted = {
+        name: str(path.relative_to(SOURCE)) for name, path in used_names().items() if name not in listed
+    }
+    assert not unlisted, "use a public name, or list it in base/private_names.py, and give it a canary here"
+
+
+def test_no_name_is_listed_that_nothing_uses():
+    assert {entry.name for entry in PRIVATE_NAMES} - set(used_names()) == set()
+
+
+def test_a_private_name_would_be_found():
+    code = "torch._foreach_mul_\nt._hidden\ngetattr(t, '_other')\nfrom torch._C import _get\nself._own"
+    found = set(foreign_names(ast.parse(code), {"_own"}))
+    assert found == {"torch._foreach_mul_", "._hidden", "._other", "torch._C._get"}
+
+
+def _share_fd():
+    storage = torch.ones(3).share_memory_().untyped_storage()
+    descriptor, nbytes = storage._share_fd_cpu_()
+    return descriptor >= 0 and nbytes >= 12
+
+
+def _checkpoint_offset(tmp_path):
+    torch.save({"x": torch.arange(5)}, tmp_path / "x.pt")
+    found = torch.load(tmp_path / "x.pt", map_location="meta", weights_only=True)["x"]
+    at = found.untyped_storage()._checkpoint_offset
+    return (tmp_path / "x.pt").read_bytes()[at : at + 40] == torch.arange(5).numpy().tobytes()
+
+
+def _version():
+    tensor = torch.zeros(2)
+    before = tensor._version
+    tensor.add_(1)
+    return tensor._version == before + 1
+
+
+def _foreach(call, expected):
+    into = [torch.ones(2), torch.ones(3)]
+    call(into, [torch.full((2,), 2.0), torch.full((3,), 2.0)])
+    return all(bool((tensor == expected).all()) for tensor in into)
+
+
+def _module():
+    module = torch.nn.BatchNorm1d(2)
+    module.register_buffer("extra", torch.ones(1), persistent=False)
+    module.child = torch.nn.Identity()
+    return module
+
+
+def _dispatch_mode():
+    seen = []
+
+    class Mode(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.namespace)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.ones(1) + 1
+    return "aten" in seen
+
+
+def _dynamo_config():
+    config = importlib.import_module("torch._dynamo.config")
+    return hasattr(config, "automatic_dynamic_shapes") and hasattr(config, "fail_on_recompile_limit_hit")
+
+
+def _compiled_wrapper():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of itself when its compiler is imported
+        return hasattr(torch.compile(torch.nn.Identity(), backend="eager"), "_orig_mod")
+
+
+def _pretrained(name):
+    transformers = pytest.importorskip("transformers")
+    return callable(getattr(transformers.PreTrainedModel, name, None))
+
+
+def _hf_initialized(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=11, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    weight = model.transformer.h[0].attn.c_attn.weight
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor._is_hf_initialized = True
+    with torch.no_grad():
+        weight.fill_(3.0)
+    model.initialize_weights()
+    return bool((weight == 3.0).all())
+
+
+def _sympy(module, owner, name):
+    found = importlib.import_module(module)
+    return hasattr(getattr(getattr(found, owner) if owner else found, name), "seed")
+
+
+def _same_as_public(name):
+    return getattr(importlib.import_module("torch._C._distributed_c10d"), name) is getattr(dist, name)
+
+
+CANARIES = {
+    **{
+        f"torch._C._distributed_c10d.{name}": lambda tmp_path, name=name: _same_as_public(name)
+        for name in ("Store", "HashStore", "PrefixStore", "TCPStore", "GradBucket")
+    },
+    "torch._foreach_add_": lambda tmp_path: _foreach(torch._foreach_add_, 3.0),
+    "torch._foreach_copy_": lambda tmp_path: _foreach(torch._foreach_copy_, 2.0),
+    "torch.utils._python_dispatch.TorchDispatchMode": lambda tmp_path: _dispatch_mode(),
+    "torch._dynamo.config": lambda tmp_path: _dynamo_config(),
+    "torch._dynamo": lambda tmp_path: importlib.import_module("torch._dynamo") is not None,
+    "._version": lambda tmp_path: _version(),
+    "._share_fd_cpu_": lambda tmp_path: _share_fd(),
+    "._pg_map": lambda tmp_path: type(dist.distributed_c10d._pg_map).__mro__[-2] is dict,
+    "._checkpoint_offset": _checkpoint_offset,
+    "._orig_mod": lambda tmp_path: _compiled_wrapper(),
+    "._parameters": lambda tmp_path: set(_module()._parameters) == {"weight", "bias"},
+    "._buffers": lambda tmp_path: "extra" in _module()._buffers,
+    "._modules": lambda tmp_path: set(_module()._modules) == {"child"},
+    "._non_persistent_buffers_set": lambda tmp_path: _module()._non_persistent_buffers_set == {"extra"},
+    "_c10d_functional": lambda tmp_path: hasattr(torch.ops._c10d_functional, "all_reduce"),
+    "._adjust_missing_and_unexpected_keys": lambda tmp_path: _pretrained(
+        "_adjust_missing_and_unexpected_keys"
+    ),
+    "._get_dtype_plan": lambda tmp_path: _pretrained("_get_dtype_plan"),
+    "._is_hf_initialized": _hf_initialized,
+    "runpy._run_module_as_main": lambda tmp_path: callable(runpy._run_module_as_main),
+    "atexit._run_exitfuncs": lambda tmp_path: callable(atexit._run_exitfuncs),
+    "._assumptions_rng": lambda tmp_path: _sympy("sympy.core.random", "", "_assumptions_rng"),
+    "._prng": lambda tmp_path: _sympy("sympy.core.symbol", "Dummy", "_prng"),
+}
+
+
+@pytest.mark.parametrize("entry", PRIVATE_NAMES, ids=lambda entry: entry.name)
+def test_a_private_name_still_is_what_it_is_used_for(entry, tmp_path):
+    try:
+        holds = CANARIES[entry.name](tmp_path)
+    except (AttributeError, ImportError, TypeError) as error:
+        holds, why = False, f"{type(error).__name__}: {error}"
+    else:
+        why = "it does something else now"
+    assert holds, f"{entry.package}'s {entry.name} ({entry.use}): {why}. Without it: {entry.without}"
