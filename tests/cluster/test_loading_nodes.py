@@ -1,4 +1,4 @@
-"""Weights on two nodes, and from a bucket: read once over all, sent once a node, the same bits."""
+"""Weights on two nodes, and from a bucket: read once over all, sent once per node, the same bits."""
 
 import pytest
 from support import loads, pretrained
@@ -34,7 +34,7 @@ def test_two_nodes_read_a_file_once_and_send_each_other_half_of_it(tmp_path):
     sent = [found[leader]["slices"][3] for leader in (0, 2)]
     assert all(0.35 * size < there < 0.65 * size for there in sent), (sent, size)
     assert 0.95 * size < sum(sent) < 1.1 * size
-    # With one reader, the other node gets all of it, once, and not once a rank.
+    # With one reader, the other node gets all of it, once, and not once per rank.
     assert 0.95 * size < found[0]["rank0"][3] < 1.15 * size
     assert found[2]["rank0"][3] < 0.1 * size
 

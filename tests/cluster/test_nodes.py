@@ -308,7 +308,7 @@ def test_a_leader_that_never_comes_is_named_with_the_way_out(storage, tmp_path):
             "--set", "cluster.join_seconds=2", "--team-key", a_key(tmp_path),
         )  # fmt: skip
     assert ended.code == 1
-    assert f"waited 2 s for the leader at 127.0.0.1:{port}, in vain" in ended.err
+    assert f"timed out after 2 s connecting to the leader at 127.0.0.1:{port}" in ended.err
     assert "dure doctor" in ended.err
 
 

@@ -32,7 +32,7 @@ def test_models_on_two_nodes_have_the_bits_of_one_rank(tmp_path):
     ("wire", "ranks_per_node"), [pytest.param("fp32", 4, marks=pytest.mark.soak), ("bf16", 3)]
 )
 def test_random_reduces_between_two_nodes_are_the_plain_tree_sums_bits(wire, ranks_per_node, tmp_path):
-    """With 3 ranks a node, nodes hold odd shares: several subtrees each."""
+    """With 3 ranks per node, nodes hold odd shares: several subtrees each."""
     with TwoNodes() as nodes:
         folder = RunFolder(tmp_path / "run")
         wrong = nodes.run_ranks(

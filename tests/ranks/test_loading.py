@@ -174,7 +174,9 @@ def test_the_bench_sets_all_contenders_against_the_floor():
 def test_a_throttled_storage_gives_all_ranks_together_what_it_says():
     figures = bench_load(ranks=2, mb=20, rounds=1, throttle=20, contenders=("slices",))
     assert figures["slices_over_bandwidth"] >= 0.99
-    assert figures["results"][0]["storage_bytes"] <= 1.01 * figures["file_bytes"]  # once, and not once a rank
+    assert (
+        figures["results"][0]["storage_bytes"] <= 1.01 * figures["file_bytes"]
+    )  # once, and not once per rank
 
 
 def test_bench_load_refuses_what_it_cannot_measure():

@@ -50,7 +50,7 @@ def summary(**changes):
 
 def test_the_summary_speaks_english_and_korean():
     english, korean = in_words(summary(), "en"), in_words(summary(), "ko")
-    assert "each exactly once an epoch" in english
+    assert "each exactly once per epoch" in english
     assert "all the same" in english
     assert "97.0%" in english
     assert "에포크마다 각각 정확히 한 번" in korean

@@ -1,4 +1,4 @@
-"""Every sample exactly once an epoch: folded step by step, whatever the ranks and however often a run is resumed."""
+"""Every sample exactly once per epoch: folded step by step, whatever the ranks and however often a run is resumed."""
 
 import json
 import time

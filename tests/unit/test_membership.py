@@ -161,7 +161,7 @@ def test_who_never_comes_is_named_after_the_deadline():
     assert run.membership.tick(299.0) == []
     outgoing = run.membership.tick(301.0)
     assert kinds(outgoing) == [(0, "End"), (2, "End")]
-    assert "for node 1 of 3, in vain" in outgoing[0][1].failure.message
+    assert "waiting for node 1 of 3" in outgoing[0][1].failure.message
     assert outgoing[0][1].failure.exit_code == 1
 
 

@@ -1,4 +1,4 @@
-"""Every sample exactly once an epoch, in the documents' order, whatever divides or does not."""
+"""Every sample exactly once per epoch, in the documents' order, whatever divides or does not."""
 
 from hypothesis import given
 from hypothesis import strategies as st

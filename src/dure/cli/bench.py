@@ -56,7 +56,7 @@ def bench_recover(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """What kill -9 of one rank costs: dure train against torchrun with a checkpoint an epoch."""
+    """What kill -9 of one rank costs: dure train against torchrun with a checkpoint per epoch."""
     from dure.tools.bench import recover
 
     print_figures(recover, recover.bench_recover(ranks=ranks, rounds=rounds), as_json)

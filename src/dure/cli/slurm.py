@@ -34,7 +34,7 @@ def submit(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job to Slurm: one agent a node; it saves and is queued again when its time or a node is lost.
+    """Submit a job to Slurm: one agent per node; it saves and is queued again when its time or a node is lost.
 
     The script is queued again at most slurm.requeues times, goes on with the same run, and comes to the same bits.
     """

@@ -105,8 +105,8 @@ def _refuse_parameter(name: str, parameter: torch.Tensor, threads: int) -> None:
         raise ModelRefused(f"{name} is complex; an optimizer of complex weights cannot be sharded")
     if threads > 1 and parameter.dtype in (torch.bfloat16, torch.float16):
         raise ModelRefused(
-            f"{name} is {parameter.dtype}, and {threads} threads a rank cut its update at places that depend on its "
-            "length; use one thread a rank, or do not shard the optimizer"
+            f"{name} is {parameter.dtype}, and {threads} threads per rank cut its update at places that depend on its "
+            "length; use one thread per rank, or do not shard the optimizer"
         )
 
 

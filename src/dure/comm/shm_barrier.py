@@ -84,7 +84,7 @@ class ShmCounters:
     ) -> None:
         """Return when a peer's counter has reached a value; raises PeerLost if the peer is dead or late.
 
-        `look` is called each time that this rank wakes in vain; what it raises ends the wait.
+        `look` is called each time that this rank wakes and the wait is not over; what it raises ends the wait.
         """
         word, words = _at(peer, counter), self._words
         if words.wait(word, value, self._spin_seconds):

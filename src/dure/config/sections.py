@@ -116,7 +116,7 @@ class Train(Section):
     """Each rank of a node updates its part of the weights and holds the optimizer's state for that part alone,
     instead of all ranks doing the same. Elementwise optimizers only. Never changes a bit."""
     schedule: str | None = None
-    """A class of torch.optim.lr_scheduler, by name, stepped once a step."""
+    """A class of torch.optim.lr_scheduler, by name, stepped once per step."""
     schedule_args: dict[str, Any] = Field(default={})
     """Keyword arguments of the schedule."""
     epochs: Count | None = None

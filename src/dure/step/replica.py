@@ -264,7 +264,7 @@ def probe(
     for name, p in module.named_parameters():
         if parameters.get(name) != (p._version, fingerprint([("", p)])):
             raise ModelRefused(
-                f"the forward pass writes the parameter {name}: once a shard, so the bits would depend on how many a "
+                f"the forward pass writes the parameter {name}: once per shard, so the bits would depend on how many a "
                 "rank computes. Make it a buffer (register_buffer), or write it after the step"
             )
     return ProbeResult(tuple(sorted(unused)), tuple(sorted(written))), common

@@ -13,7 +13,7 @@ from dure.base.errors import JobError
 from dure.config import Train
 
 _REFUSED_OPTIMIZERS = {
-    "LBFGS": "it evaluates the model several times a step",
+    "LBFGS": "it evaluates the model several times per step",
     "SparseAdam": "it needs sparse gradients, which the tree cannot add",
 }
 _REFUSED_SCHEDULES = {"ReduceLROnPlateau": "it is not a function of the step"}
@@ -57,7 +57,7 @@ def _why_fused_is_wrong(kind: type, train: Train, module: torch.nn.Module, some_
 def make_schedule(
     train: Train, optimizer: torch.optim.Optimizer
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """The job's learning-rate schedule, to be stepped once a step."""
+    """The job's learning-rate schedule, to be stepped once per step."""
     if train.schedule is None:
         return None
     module = torch.optim.lr_scheduler

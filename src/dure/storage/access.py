@@ -14,7 +14,7 @@ class Access:
     """What one store did since it was opened. Any thread may count, and read, at any time.
 
     A request is one question to the storage: a positional read, a look at a size or a list of names, a
-    write of one part, a removal. Asked in vain counts too, as storage had to answer.
+    write of one part, a removal. A failed request counts too, as storage had to answer.
     """
 
     read_requests: int = 0

@@ -119,7 +119,7 @@ class Team:
         strict: bool = True,
         storage: str | Path = ".",
     ) -> torch.nn.Module:
-        """The model with pretrained weights, the same bits on every rank; storage is read once, not once a rank.
+        """The model with pretrained weights, the same bits on every rank; storage is read once, not once per rank.
 
         `model` is a module, a function that makes one (better: then nothing is drawn only to be overwritten), or
         what `from_pretrained` takes, for a Hugging Face folder. `weights` is a path in `storage`, an absolute one, or

@@ -219,7 +219,7 @@ class BetweenNodes:
         return shape.by_rank[first : first + self._local_size]
 
     def _through_all(self, buffers: BucketBuffers, shape: Pieces, scale: float) -> None:
-        """More nodes, or none that a link could be laid to: the slice is cut again, one part a node."""
+        """More nodes, or none that a link could be laid to: the slice is cut again, one part per node."""
         cut, of_nodes = self._local.slice_of(buffers), shape.of_nodes(self._local_size)
         held = of_nodes.by_rank[self._node]
         sums = list(buffers.out.new_empty(len(held), cut.stop - cut.start))

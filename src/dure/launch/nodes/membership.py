@@ -312,7 +312,7 @@ class Membership:
         return self._end(
             End(
                 Failure(
-                    f"waited {waited:.0f} s for {missing}, in vain; start the same command there with its --node-rank"
+                    f"timed out after {waited:.0f} s waiting for {missing}; start the same command there with its --node-rank"
                 )
             )
         )

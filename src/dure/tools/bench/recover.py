@@ -1,4 +1,4 @@
-"""What a killed rank costs: `dure train` against torchrun with a checkpoint an epoch, the same model and data.
+"""What a killed rank costs: `dure train` against torchrun with a checkpoint per epoch, the same model and data.
 
 One of the ranks gets a SIGKILL in the middle of the second epoch; `dure train` goes on by itself, torchrun is
 started again at once. From then on the clock runs until the next step is done, and until the step is done

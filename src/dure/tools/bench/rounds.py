@@ -44,7 +44,7 @@ def run_rank(load: Workload, names: Sequence[str], ranks: int, rounds: int, step
             must_be_in_step(name, contender.module, team)
         if torch.get_num_threads() != 1:
             raise DureError(
-                f"a contender set {torch.get_num_threads()} threads a rank; every one must have one"
+                f"a contender set {torch.get_num_threads()} threads per rank; every one must have one"
             )
         return figures
 

@@ -50,7 +50,7 @@ def in_words(figures: Figures) -> str:
     """The figures as tables."""
     lines = [
         f"A transformer of {figures['model_parameters'] / 1e6:.1f} M parameters, global batch "
-        f"{figures['global_batch']} × {figures['seq']} tokens, AdamW (fused), one thread a rank.",
+        f"{figures['global_batch']} × {figures['seq']} tokens, AdamW (fused), one thread per rank.",
         f"Medians of {figures['rounds']} interleaved rounds of {figures['steps']} steps.",
     ]
     for name in figures["not_installed"]:

@@ -98,13 +98,13 @@ class TwoNodes:
         """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
         Ranks find torchrun's environment variables, one thread, and their output in `folder.log(rank)`.
-        `preload` and the module of `entry` are imported once a node, before its ranks are forked.
+        `preload` and the module of `entry` are imported once per node, before its ranks are forked.
 
         Raises RankFailed with the first cause, or naming who has not returned by the deadline; no rank is
         left then. Call it from the main thread.
         """
         if ranks_per_node < 1:
-            raise UsageError(f"{ranks_per_node} ranks a node cannot be started; use 1 or more")
+            raise UsageError(f"{ranks_per_node} ranks per node cannot be started; use 1 or more")
         folder = RunFolder(folder.path.absolute())  # ranks start in `/`
         folder.create()
         forget_last_run(folder, ranks_per_node * len(self._nodes))
