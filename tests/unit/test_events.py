@@ -350,7 +350,8 @@ def test_a_step_of_a_long_run_takes_at_most_60_bytes(tmp_path):
     )
     compact = sum(part.stat().st_size for part in kept) / steps
     print(
-        f"{compact:.1f} bytes per step of {steps} compacted ones, {path.stat().st_size / (60_000 - steps):.0f} of others"
+        f"{compact:.1f} bytes per step of {steps} compacted ones, "
+        f"{path.stat().st_size / (60_000 - steps):.0f} of others"
     )
     assert steps > 10_000
     assert compact <= 60

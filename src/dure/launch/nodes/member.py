@@ -76,8 +76,8 @@ def reach_leader(
             say(f"waits for the leader at {address}:{port} (up to {seconds:.0f} s): {trouble}")
         time.sleep(_KNOCK_SECONDS)
     raise PeerLost(
-        f"timed out after {seconds:.0f} s connecting to the leader at {address}:{port}: {trouble}. Start the same command there "
-        "with --node-rank 0; if it runs, a firewall may be in between: `dure doctor` finds it."
+        f"timed out after {seconds:.0f} s connecting to the leader at {address}:{port}: {trouble}. "
+        "Start the same command there with --node-rank 0; if it runs, a firewall may be in between: `dure doctor` finds it."
     )
 
 

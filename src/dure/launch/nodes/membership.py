@@ -312,7 +312,8 @@ class Membership:
         return self._end(
             End(
                 Failure(
-                    f"timed out after {waited:.0f} s waiting for {missing}; start the same command there with its --node-rank"
+                    f"timed out after {waited:.0f} s waiting for {missing}; "
+                    "start the same command there with its --node-rank"
                 )
             )
         )
