@@ -77,7 +77,8 @@ def reach_leader(
         time.sleep(_KNOCK_SECONDS)
     raise PeerLost(
         f"timed out after {seconds:.0f} s connecting to the leader at {address}:{port}: {trouble}. "
-        "Start the same command there with --node-rank 0; if it runs, a firewall may be in between: `dure doctor` finds it."
+        "Start the same command there with --node-rank 0; if it runs, a firewall may be in between: "
+        "`dure doctor` finds it."
     )
 
 
