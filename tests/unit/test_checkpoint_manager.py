@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from checkpoints import ALONE
+from support.checkpoints import ALONE
 
 from dure.base.errors import CheckpointError, Resumable, UsageError
 from dure.base.run_folder import RunFolder
