@@ -15,7 +15,7 @@ from support.commands import train
 from dure.base.errors import UsageError
 from dure.base.files import make_own_folder, open_own, open_plain, read_at_most
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.find import Places
+from dure.checkpoint.places import Places
 from dure.config import load_job
 
 NOBODY = 65534

@@ -9,8 +9,8 @@ from support.checkpoints import ALONE
 
 from dure.base.errors import CheckpointError, Resumable, UsageError
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.find import Places
 from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.places import Places
 from dure.comm.topology import read_topology
 from dure.config import Checkpoint
 from dure.observe import events

@@ -11,7 +11,8 @@ from dure.base.errors import CheckpointError, UsageError
 from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
 from dure.base.say import printable
-from dure.checkpoint.find import entries, load, open_to_read
+from dure.checkpoint.find import entries, load
+from dure.checkpoint.places import open_to_read
 from dure.checkpoint.snapshot import header_of
 from dure.checkpoint.state import MODEL, Table, TensorSpan, WholeState
 from dure.comm.group import Group

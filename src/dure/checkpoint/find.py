@@ -1,4 +1,4 @@
-"""Where a run's checkpoints are, which there are, and the newest that can be believed. No pointer says "latest": it
+"""Which checkpoints a run has, and the newest that can be believed. No pointer says "latest": it
 could lie. Nothing that is read is believed before its hash is right.
 
 The ranks of a node read each file once between them, into one shared memory that all then copy from.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,6 @@ from typing import Any
 import torch
 
 from dure.base.errors import CheckpointError, DureError, StorageError, UsageError
-from dure.base.files import make_folders, make_own_folder, read_at_most
-from dure.base.run_folder import RunFolder
 from dure.base.say import printable
 from dure.checkpoint.manifest import (
     MANIFEST,
@@ -38,82 +35,11 @@ from dure.checkpoint.state import WholeState
 from dure.comm.group import Group
 from dure.comm.raise_on_all import raise_on_all
 from dure.comm.shm_segment import Offer, Segment, map_offer
-from dure.config import LONGEST_JOB, Checkpoint, LoadedJob
 from dure.storage import Store, open_store
 
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
 """What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
 CHUNK_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where the checkpoints of one run are."""
-
-    run: RunFolder
-    storage: str
-    """A folder, or s3://bucket/prefix."""
-    rescue: str | None = None
-    """Where states go that the storage refuses, if the user says: a folder, or s3://bucket/prefix."""
-
-    @classmethod
-    def of(cls, settings: Checkpoint, run: RunFolder, *, storage: str | Path, base: Path) -> Places:
-        """What the settings come to for this run. `storage` stands for `{storage}`, and a relative `rescue` is in
-        `base`."""
-        rescue = settings.rescue
-        if rescue is not None and "://" not in rescue:
-            rescue = str(base / rescue)
-        return cls(run, _storage_place(settings, run, storage), rescue)
-
-    @classmethod
-    def of_job(cls, loaded: LoadedJob, run: RunFolder) -> Places:
-        """Those of a run of this job."""
-        return cls.of(loaded.job.checkpoint, run, storage=loaded.storage, base=loaded.folder)
-
-    @property
-    def rescue_key(self) -> str:
-        """What tells this run from others in the rescue folder."""
-        return f"{self.run.path.name}-{hashlib.sha256(os.fsencode(self.run.path)).hexdigest()[:8]}"
-
-    @property
-    def rescued(self) -> list[str]:
-        """Where an earlier session of this run may have saved its last state."""
-        return [] if self.rescue is None else [f"{self.rescue.rstrip('/')}/{self.rescue_key}"]
-
-    def open_to_write(self) -> Store:
-        """The storage of this run's checkpoints; a folder is made."""
-        place = self.storage
-        if "://" not in place:
-            try:
-                make_folders(Path(place))
-                if Path(place).is_relative_to(self.run.path):
-                    make_own_folder(Path(place))
-            except OSError as error:
-                raise UsageError(
-                    f"cannot make the folder for checkpoints, {place}: {error.strerror}; choose another "
-                    "checkpoint.folder"
-                ) from None
-        return open_store(place)
-
-
-def _storage_place(settings: Checkpoint, run: RunFolder, storage: str | Path) -> str:
-    text = settings.folder.replace("{storage}", str(storage)).replace("{run}", run.path.name)
-    return text if "://" in text else str(run.path / text)
-
-
-def open_to_read(run: RunFolder) -> Store:
-    """The checkpoints of a run that is or was."""
-    try:
-        loaded = LoadedJob.from_json(read_at_most(run.job, LONGEST_JOB * 4).decode())
-    except FileNotFoundError:
-        raise UsageError(f"{run.path} holds no run: there is no {run.job.name} in it") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else printable(str(error), 300)
-        raise UsageError(f"{run.job} cannot be read: {reason}") from None
-    place = Places.of_job(loaded, run).storage
-    if "://" not in place and not Path(place).is_dir():
-        raise UsageError(f"{run.path} has no checkpoints: there is no folder {place}")
-    return open_store(place, read_only=True)
 
 
 @dataclass(frozen=True)

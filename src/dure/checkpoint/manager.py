@@ -17,8 +17,9 @@ import torch
 from dure.base.errors import CheckpointError, DureError, NotFinite, Resumable
 from dure.base.say import printable
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.find import Places, refuse_other_recipe
+from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.memory_tier import MemoryTier, memory_tier
+from dure.checkpoint.places import Places
 from dure.checkpoint.rescue import Rescue
 from dure.checkpoint.restore import restore
 from dure.checkpoint.snapshot import Background, make_present

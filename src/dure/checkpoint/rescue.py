@@ -23,7 +23,7 @@ import torch
 from dure.base.errors import CheckpointError, DureError, Resumable
 from dure.base.files import make_folders, make_own_folder
 from dure.base.in_image import digest_inside
-from dure.checkpoint.find import Places
+from dure.checkpoint.places import Places
 from dure.checkpoint.snapshot import Background
 from dure.checkpoint.state import Share, State
 from dure.checkpoint.storage_tier import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dure.base.errors import DureError
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.find import Places
+from dure.checkpoint.places import Places
 from dure.config import LoadedJob
 from dure.doctor.node import GOES_IN, serve
 from dure.image.enter import command_inside

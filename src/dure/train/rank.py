@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.find import Places
 from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.places import Places
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
 from dure.device.fingerprint import weights_sha256
