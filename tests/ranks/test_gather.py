@@ -8,7 +8,7 @@ from dure.base.run_folder import RunFolder
 from dure.launch import run_team
 
 SOURCE = Path(__file__).parents[2] / "src" / "dure"
-LOCAL_PIPES = {"launch/agent.py", "launch/prefork server.py", "launch/rank.py", "bench/two_nodes.py"}
+LOCAL_PIPES = {"launch/agent.py", "launch/prefork.py", "launch/rank.py", "tools/bench/two_nodes.py"}
 """Where a launcher and the ranks that it forked talk over pipes of their own."""
 
 
