@@ -38,7 +38,7 @@ class Deadly:
         return index
 
 
-def shm_cleanup(folder, who, lives):
+def litter(folder, who, lives):
     """Leave a file behind `lives` times, then return what is left of those that the ranks before this one left."""
     from torch.utils.data import DataLoader
 
