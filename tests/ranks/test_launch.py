@@ -116,8 +116,16 @@ def test_ranks_may_take_a_moment_to_leave(folder):
 
 def test_a_rank_that_returns_but_never_ends_is_told(folder, monkeypatch):
     monkeypatch.setattr("dure.launch.agent._EXIT_SECONDS", 3.0)
-    with pytest.raises(RankFailed, match=r"rank 1 .* returned, but its process did not end within 3 s"):
+    with pytest.raises(
+        RankFailed, match=r"rank 1 .* returned, but its process did not end within 3 s"
+    ) as failed:
         run("linger", 600, folder=folder)
+    assert "in _leave" in failed.value.failure.details
+
+
+def test_a_rank_whose_model_outlives_its_team_ends(folder):
+    """A thread of Gloo's that wants the GIL while the model destroys the group: it never ended."""
+    assert run("leave_with_work_under_way", folder=folder) == [0, 1]
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(folder):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support import FOLDER
 from support.commands import EXAMPLES, dure
 
 from dure.tools.bench.ports import free_ports
@@ -50,6 +51,13 @@ def test_under_dure_run(script, script_alone, tmp_path):
 def test_under_torchrun(script, script_alone):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {script_alone}
+
+
+def test_a_team_whose_model_outlives_it_ends_under_torchrun():
+    """Neither process ended: the model destroyed the group with the GIL held, for which Gloo's thread waited."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    said = run([*torchrun, FOLDER / "leaving.py"], OMP_NUM_THREADS="1")
+    assert sorted(re.findall(r"rank \d is done", said)) == ["rank 0 is done", "rank 1 is done"]
 
 
 def by_hand(script, rank, port, size):

@@ -90,6 +90,12 @@ def linger(seconds):
     return rank()
 
 
+def leave_with_work_under_way():
+    from support.leaving import main
+
+    return main()
+
+
 def wait(folder, options):
     if options.get("ignore_sigterm"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from dure.base.errors import PeerLost, UsageError
+from dure.comm.process_groups import keep_process_groups
 from dure.comm.topology import Topology
 
 JOIN_SECONDS = 60.0
@@ -33,6 +34,7 @@ _teams = itertools.count(1)
 def join_world(topology: Topology, deadline_seconds: float) -> Store | None:
     """Make the default process group (or keep the one a script already made). Returns the store that the ranks met in;
     None where they need none, or where the script made the group."""
+    keep_process_groups()
     if dist.is_initialized():
         return None
     timeout = timedelta(seconds=deadline_seconds)

@@ -26,6 +26,7 @@ from dure.launch.nodes.messages import Again, End, Team
 from dure.launch.rank import Call, Command, RankStart, Returned, Script
 from dure.launch.ranks import Ranks
 from dure.launch.spec import LaunchSpec
+from dure.launch.stacks import ask_for_stacks
 from dure.launch.stop import StopSignals, in_words
 
 _LOOK_SECONDS = 0.03
@@ -34,7 +35,7 @@ _FILE_SECONDS = 1.0
 _SHORT_SECONDS = 2.0
 """A wait that needs no explanation."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_EXIT_SECONDS = 10.0
+_EXIT_SECONDS = 30.0
 _START_SECONDS = 300.0
 
 
@@ -217,10 +218,11 @@ class Agent:
                     host, log = socket.gethostname(), self._spec.folder.log(rank)
                     message = (
                         f"rank {rank} on {host} returned, but its process did not end within "
-                        f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? "
-                        f"Its output: {log}"
+                        f"{_EXIT_SECONDS:.0f} s: does it wait for a child process or an exit hook? Its stacks: "
+                        f"{self._spec.folder.stacks(rank)}; its output: {log}"
                     )
-                    raise RankFailed(Failure(message, rank=rank, host=host, details=tail(log)))
+                    stacks = ask_for_stacks(self._ranks, self._spec.folder, [rank], signal.SIGUSR2)[rank]
+                    raise RankFailed(Failure(message, rank=rank, host=host, details=f"{tail(log)}\n{stacks}"))
 
     def _values(self) -> list[Any]:
         """The value of each rank of this node, in rank order."""

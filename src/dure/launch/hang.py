@@ -16,6 +16,7 @@ from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
 from dure.launch.failure import tail
 from dure.launch.ranks import Ranks
+from dure.launch.stacks import size_of
 from dure.observe.heartbeat import Beat, Phase, read_beat
 
 _LOOK_SECONDS = 0.25
@@ -128,13 +129,13 @@ class HangWatch:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            before, sizes = sizes, {rank: _size(self._folder.stacks(rank)) for rank in waiting}
+            before, sizes = sizes, {rank: size_of(self._folder.stacks(rank)) for rank in waiting}
             answered = all(size > 0 for rank, size in sizes.items() if waiting[rank].state not in ("T", "t"))
             if answered and sizes == before:
                 break
         for state in states:
             path = self._folder.stacks(state.rank)
-            if _size(path) == 0:
+            if size_of(path) == 0:
                 with contextlib.suppress(OSError):
                     write_whole(path, _no_answer(state, self._ranks.pids.get(state.rank)))
 
@@ -200,10 +201,3 @@ def _no_answer(state: RankState, pid: int | None) -> str:
             text = Path(f"/proc/{pid}/{name}").read_text()
             lines.append(f"--- /proc/{pid}/{name}\n{text}")
     return "\n".join(lines) + "\n"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

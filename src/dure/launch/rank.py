@@ -22,13 +22,13 @@ from dure.base.errors import DureError, Failure
 from dure.base.files import open_own, write_whole
 from dure.base.run_folder import RunFolder
 from dure.base.say import keep_output_harmless, say, say_through
+from dure.comm.process_groups import keep_process_groups
 from dure.launch import own_state, process_tree
 from dure.launch.failure import describe, traceback_of
 from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
 from dure.launch.prefork import Birth
 from dure.launch.preloaded import LateSettings, Preloaded
-from dure.launch.process_groups import keep_process_groups
 from dure.launch.title import rank_title, set_title
 from dure.observe.heartbeat import Heartbeat, Phase
 
@@ -176,7 +176,7 @@ def read_report(data: bytearray) -> Said | Returned | Failure | None:
 
 def _call(call: Call, rank: int, report: int) -> int:
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
-    stacks = stacks_on(signal.SIGUSR2, call.folder.stacks(rank))
+    stacks_on(signal.SIGUSR2, call.folder.stacks(rank))
     heartbeat = Heartbeat(call.folder.heartbeat(rank))
     heartbeat.beat(0, Phase.STARTING)
     if not heartbeat.kept:
@@ -197,8 +197,6 @@ def _call(call: Call, rank: int, report: int) -> int:
     last = Heartbeat(call.folder.heartbeat(rank))
     last.beat(0, Phase.DONE)
     last.close()
-    if stacks is not None:
-        os.close(stacks)
     return 0
 
 
@@ -239,14 +237,13 @@ def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
         say(trouble, urgent=True)
 
 
-def stacks_on(number: int, path: Path) -> int | None:
-    """Write the stacks of all threads to `path` when a signal comes; returns its descriptor, if it can be written."""
+def stacks_on(number: int, path: Path) -> None:
+    """Write the stacks of all threads to `path` when a signal comes, up to the end of the process."""
     try:
         descriptor = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
     except OSError:
         descriptor = None
     faulthandler.register(number, file=sys.stderr if descriptor is None else descriptor, all_threads=True)
-    return descriptor
 
 
 def _limit_threads(threads: int) -> None:

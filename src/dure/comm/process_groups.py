@@ -1,4 +1,4 @@
-"""References to a script's process groups, so that torch never destroys one at a moment when it would hang.
+"""References to process groups, so that torch never destroys one at a moment when it would hang.
 
 `ProcessGroupGloo`'s destructor waits for its threads. A thread that has just finished an all-reduce of a backward pass
 needs the GIL for a moment (it drops the context that autograd left with the work). torch lets go of the GIL when the
