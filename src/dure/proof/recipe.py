@@ -40,12 +40,14 @@ def recipe_of(
     device: str,
     samples: int,
     code: Mapping[str, str],
+    arithmetic: Mapping[str, str],
     weights: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the weights after step n, in words.
 
-    `code` are the digests of the user's own files (`factory.own_code`). `weights` is what tells loaded weights from
-    others, wherever they lie and whoever read them.
+    `code` are the digests of the user's own files (`factory.own_code`), `arithmetic` what this machine computes
+    (`arithmetic_fingerprint`). `weights` is what tells loaded weights from others, wherever they lie and whoever read
+    them.
     """
     job = loaded.job.model_dump(mode="json", exclude=_NOT_TRAINED_BY)
     for section, keys in _NOT_IN_THE_BITS.items():
@@ -60,6 +62,7 @@ def recipe_of(
         "samples": samples,
         "torch": torch.__version__,
         "device": device,
+        "arithmetic": dict(arithmetic),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "blas": _blas(),
         "kernels": {name: os.environ[name] for name in _KERNELS_BY if name in os.environ},

@@ -24,6 +24,7 @@ from dure.comm.topology import Topology, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.data.seeds import seed_all
 from dure.observe.heartbeat import Heartbeat
+from dure.proof.arithmetic import agree_on_arithmetic
 from dure.step.lockstep import Setting
 from dure.step.replica import compile_by_shape_alone
 from dure.team.team import Team
@@ -95,6 +96,9 @@ def start(
             "wire": wire,
         }
     )
+    if sync and topology.size > 1:
+        dtypes = [torch.get_default_dtype(), *([torch.bfloat16] if precision == "bf16" else [])]
+        agree_on_arithmetic(team.group, chosen, dtypes)
     seed_all(seed)
     return team
 

@@ -21,6 +21,7 @@ from dure.device.fingerprint import weights_sha256
 from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
+from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step import update
@@ -78,6 +79,7 @@ class Run:
         module, self.weights = parts.model()
         refuse_what_cannot_be_exact(module)
         module.to(self.team.setting.device)
+        self.arithmetic = self._agree_on_arithmetic(module)
         self.batches = parts.batches()
         split = self.batches.plan.split
         self.at.ledger.uses_all = split.samples_of_epoch == split.samples
@@ -301,13 +303,23 @@ class Run:
             self._note(f"{len(known.unused)} parameters take no part in some shards ({known.unused[0]}, …)")
         return self.team.replicate(module, find_unused=find_unused, known=known)
 
+    def _agree_on_arithmetic(self, module: torch.nn.Module) -> dict[str, str]:
+        """In the dtypes that the model computes in; before anything is computed that could differ."""
+        used = {p.dtype for p in module.parameters() if p.is_floating_point()}
+        if self.loaded.job.train.precision == "bf16":
+            used.add(torch.bfloat16)
+        device = self.team.setting.device
+        if not self.team.setting.sync:
+            return arithmetic_fingerprint(device, used)
+        return agree_on_arithmetic(self.team.group, device, used)
+
     def _agree_on_recipe(self) -> str:
         device = self.team.setting.device.type
         weights = None
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
         samples = self.batches.plan.split.samples
-        self.recipe_words = recipe_of(self.loaded, device, samples, self.code, weights)
+        self.recipe_words = recipe_of(self.loaded, device, samples, self.code, self.arithmetic, weights)
         self.team.agree(self.recipe_words)
         return recipe_hash(self.recipe_words)
 
