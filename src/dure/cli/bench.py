@@ -129,6 +129,22 @@ def bench_load(
     print_figures(load, figures, as_json)
 
 
+@bench.command("arithmetic")
+def bench_arithmetic(
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[JOB]...", help="Job files.", show_default="four of examples/"),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Interleaved runs of each kind; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What team.arithmetic = "portable" costs: each job trained natively and portably in turn."""
+    from dure.tools.bench import arithmetic
+
+    print_figures(arithmetic, arithmetic.bench_arithmetic(jobs or [], ranks=ranks, rounds=rounds), as_json)
+
+
 def print_figures(room: ModuleType, figures: dict[str, object], as_json: bool) -> None:
     """Print a bench's figures: in its own words where it has some, else as JSON that can be read."""
     if as_json:

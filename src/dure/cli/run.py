@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,13 @@ from typer.core import TyperCommand
 from dure.base.errors import UsageError
 from dure.base.say import say
 from dure.cli.options import Leader, NodeRank, Port, RunDir, TeamKeyFile
+
+
+class Arithmetic(StrEnum):
+    """Which bits a script's ranks compute."""
+
+    NATIVE = "native"
+    PORTABLE = "portable"
 
 
 class ScriptCommand(TyperCommand):
@@ -102,6 +110,12 @@ def run(
         ),
     ] = "2",
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+    arithmetic: Annotated[
+        Arithmetic,
+        typer.Option(
+            help="portable: kernels with the same bits on x86-64 CPUs with AVX2 of all vendors; slower."
+        ),
+    ] = Arithmetic.NATIVE,
     cold: Annotated[
         bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
     ] = False,
@@ -129,6 +143,7 @@ def run(
     What comes after SCRIPT is the script's own. Ctrl-C and SIGTERM reach the ranks as they are; a second one ends them
     at once.
     """
+    from dure.base.portable import launch_environment
     from dure.engine.run_job import named_by_time, new_run, nodes_of_script, run_script_on_nodes
     from dure.launch.script import refuse_missing, run_script
     from dure.launch.spec import LaunchSpec
@@ -146,10 +161,24 @@ def run(
             file = key_file(team_key)
             key = key_by_hand(file, leads=here.leads, nodes=nodes, seconds=here.join_seconds, say=say)
             code = run_script_on_nodes(
-                target, arguments or [], folder, here, key, module=module, cold=cold, grace_seconds=grace
+                target,
+                arguments or [],
+                folder,
+                here,
+                key,
+                module=module,
+                cold=cold,
+                grace_seconds=grace,
+                arithmetic=arithmetic,
             )
         else:
-            spec = LaunchSpec(ranks=count, folder=folder, port=port, grace_seconds=grace)
+            spec = LaunchSpec(
+                ranks=count,
+                folder=folder,
+                environment=launch_environment(arithmetic),
+                port=port,
+                grace_seconds=grace,
+            )
             code = run_script(target, arguments or [], spec, module=module, cold=cold)
     raise typer.Exit(code)
 

@@ -20,6 +20,7 @@ from dure.base.errors import UsageError
 from dure.base.files import open_own, read_at_most, write_whole
 from dure.base.in_image import digest_inside
 from dure.base.language import Language, chosen_language
+from dure.base.portable import launch_environment
 from dure.base.run_folder import RunFolder
 from dure.base.say import redacted, say, stdout_trouble
 from dure.base.team_key import TeamKey
@@ -218,6 +219,7 @@ def run_script_on_nodes(
     module: bool,
     cold: bool,
     grace_seconds: float,
+    arithmetic: str = "native",
 ) -> int:
     """This node's ranks of a script that runs on several; every node keeps its own logs."""
     lease = Lease()
@@ -228,7 +230,12 @@ def run_script_on_nodes(
                 say(formed.where)
 
         spec = LaunchSpec(
-            ranks=nodes.ranks, folder=folder, grace_seconds=grace_seconds, joined=joined, on_team=tell
+            ranks=nodes.ranks,
+            folder=folder,
+            environment=launch_environment(arithmetic),
+            grace_seconds=grace_seconds,
+            joined=joined,
+            on_team=tell,
         )
         return run_script(target, argv, spec, module=module, cold=cold)
 
@@ -317,6 +324,7 @@ def _launch(
         spec = LaunchSpec(
             ranks=team.ranks,
             folder=folder,
+            environment=launch_environment(team.arithmetic),
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=tick,

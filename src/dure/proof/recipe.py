@@ -17,7 +17,7 @@ _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
     "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
-    "team": ("ranks", "min_ranks", "hang_seconds", "stop_seconds", "max_restarts"),
+    "team": ("ranks", "min_ranks", "arithmetic", "hang_seconds", "stop_seconds", "max_restarts"),
     "reduce": ("transport",),
 }
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""

@@ -41,6 +41,7 @@ def run_rank(job_text: str, run_path: str) -> RankResult:
         seed=train.seed,
         shards=section.shards,
         threads=section.threads,
+        arithmetic=section.arithmetic,
         device=section.device,
         sync=section.sync,
         precision=train.precision,
