@@ -42,6 +42,11 @@ class RunFolder:
         """Here while the run is asked to stop at its next step."""
         return self.path / "stop"
 
+    @property
+    def samples(self) -> Path:
+        """Hashes of what the run's samples contained when they were first read."""
+        return self.path / "receipt" / "samples"
+
     def asked_to_stop(self) -> bool:
         """Whether `stop` is here; a storage that does not answer asks for nothing."""
         try:

@@ -40,7 +40,8 @@ from dure.storage import Store, open_store
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
 """What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
 CHUNK_BYTES = 16 << 20
-_ARITHMETIC = "arithmetic"
+_ARITHMETIC, _FIRST_SAMPLES = "arithmetic", "first_samples"
+"""Parts of a recipe that older states do not have."""
 _NAMED = 4
 """Operations that a message names."""
 
@@ -203,6 +204,8 @@ def refuse_other_recipe(facts: Mapping[str, Any], recipe: dict[str, Any], where:
     """Refuse to go on with a state that other code, another job or another machine's arithmetic has begun; says what
     differs."""
     before, now = dict(facts["recipe_words"]), json.loads(json.dumps(recipe))
+    if _FIRST_SAMPLES not in before:  # of a version that did not look
+        now.pop(_FIRST_SAMPLES, None)
     arithmetic = [each.pop(_ARITHMETIC, None) for each in (before, now)]
     different = [*_other_arithmetic(*arithmetic), *sorted(_differences(before, now))]
     if different:
@@ -232,6 +235,8 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
         for name in {*before, *now}:
             dotted = f"{key}.{name}" if key and key != "job" else name
             yield from _differences(before.get(name), now.get(name), dotted)
+    elif before != now and key == _FIRST_SAMPLES:
+        yield "the data's first samples are changed"
     elif before != now and key.startswith("code."):
         how = "new" if before is None else "gone" if now is None else "changed"
         yield f"{printable(key.removeprefix('code.'), 200)} is {how}"

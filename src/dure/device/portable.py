@@ -37,9 +37,7 @@ def _bernoulli(
     return self.copy_(uniform < p)
 
 
-def _refuse_exponential(
-    self: torch.Tensor, lambd: float = 1.0, *, generator: torch.Generator | None = None
-) -> NoReturn:
+def _refuse_exponential(_self: torch.Tensor, *_arguments: object, **_options: object) -> NoReturn:
     raise ModelRefused(
         "exponential_ (also in multinomial and gumbel_softmax) gives other bits on other vendors' CPUs, so it cannot "
         'be used with arithmetic = "portable"; draw -torch.log1p(-torch.rand(...)) instead'

@@ -41,13 +41,15 @@ def recipe_of(
     samples: int,
     code: Mapping[str, str],
     arithmetic: Mapping[str, str],
+    first_samples: str,
     weights: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the weights after step n, in words.
 
     `code` are the digests of the user's own files (`factory.own_code`), `arithmetic` what this machine computes
-    (`arithmetic_fingerprint`). `weights` is what tells loaded weights from others, wherever they lie and whoever read
-    them.
+    (`arithmetic_fingerprint`), `first_samples` the fingerprint of the run's first samples; what the others contain is
+    compared as they are read (`SampleContents`). `weights` is what tells loaded weights
+    from others, wherever they lie and whoever read them.
     """
     job = loaded.job.model_dump(mode="json", exclude=_NOT_TRAINED_BY)
     for section, keys in _NOT_IN_THE_BITS.items():
@@ -60,6 +62,7 @@ def recipe_of(
         "code": dict(sorted(code.items())),
         **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
+        "first_samples": first_samples,
         "torch": torch.__version__,
         "device": device,
         "arithmetic": dict(arithmetic),

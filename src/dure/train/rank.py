@@ -23,6 +23,7 @@ from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
 from dure.proof.recipe import recipe_hash, recipe_of
+from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step import update
 from dure.step.lockstep import StepResult, probe_on
@@ -108,6 +109,8 @@ class Run:
         self.checkpoints.resume()
         self.start = self.at.steps_done
         self.batches = self.batches.starting_at(self.start)
+        samples = self.batches.plan.split.samples if self.team.setting.sync else 0
+        self.contents = SampleContents(self.folder.samples, samples, self.team.group, self.batches.content)
         self._record_team()
         self.seconds["load"] = time.perf_counter() - began
 
@@ -115,6 +118,7 @@ class Run:
         """The loop."""
         began, evaluating = time.perf_counter(), 0.0
         for batch in self.batches:
+            self.contents.check(batch.epoch, batch.ids, batch.contents)
             result = self.team.forward_backward(
                 self.model, batch, self.loss_sum, self.checkpoints.step_flags()
             )
@@ -122,6 +126,8 @@ class Run:
             self.record(batch, result, norm, update_seconds)
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
+            if batch.last_of_epoch:
+                self.contents.end_epoch()
             self.checkpoints.save_if_due(result.flags)
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - evaluating
@@ -297,6 +303,7 @@ class Run:
         self.team.verify_start(module)
         first = next(iter(self.batches.first_only()))
         known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
+        self.first_samples, _ = known.common
         wanted = self.loaded.job.model.find_unused
         find_unused = bool(known.unused) if wanted == "auto" else wanted
         self.some_unused = bool(known.unused)
@@ -320,7 +327,9 @@ class Run:
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
         samples = self.batches.plan.split.samples
-        self.recipe_words = recipe_of(self.loaded, device, samples, self.code, self.arithmetic, weights)
+        self.recipe_words = recipe_of(
+            self.loaded, device, samples, self.code, self.arithmetic, self.first_samples, weights
+        )
         self.team.agree(self.recipe_words)
         return recipe_hash(self.recipe_words)
 
