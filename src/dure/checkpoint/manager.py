@@ -100,6 +100,8 @@ class Reporting:
     heartbeat: Heartbeat
     note: Callable[[str], None]
     """Tells the user something."""
+    saving: Callable[[int], None] = lambda steps_done: None
+    """Told before the state after so many steps is saved to storage."""
 
 
 class CheckpointManager:
@@ -201,7 +203,7 @@ class CheckpointManager:
         if storage is None:
             return
         if storage.due(flags, self._progress.steps_done, evaluated=self._progress.evaluated):
-            storage.save(self._state(), self._beat)
+            storage.save(self._state_to_save(), self._beat)
         if flags & STOP and self._progress.steps_done < self._run.steps:
             self._stop(storage)
 
@@ -212,7 +214,7 @@ class CheckpointManager:
             return
         storage.wait(self._beat)
         if not storage.is_saved(self._progress.steps_done):
-            storage.save(self._state(), self._beat)
+            storage.save(self._state_to_save(), self._beat)
 
     def save_last(self) -> None:
         """Save the end of the run, with its evaluation where the best are kept, and wait until it is saved."""
@@ -229,7 +231,7 @@ class CheckpointManager:
             if not wanted or trouble == _STUCK:
                 break
             self._pause(pause_seconds)
-            storage.save(self._state(), self._beat)
+            storage.save(self._state_to_save(), self._beat)
             self._wait(storage)
             trouble = self._trouble(storage)
             wanted = bool(trouble)
@@ -369,6 +371,10 @@ class CheckpointManager:
         progress.go_on_from(whole.facts)
         replica.verify(progress.steps_done - 1)
         self._reporting.note(f"goes on from step {progress.steps_done} of {self._run.steps}")
+
+    def _state_to_save(self) -> State:
+        self._reporting.saving(self._progress.steps_done)
+        return self._state()
 
     def _state(self) -> State:
         """This rank's share of a checkpoint."""

@@ -18,6 +18,7 @@ from dure.cli.doctor import doctor
 from dure.cli.image import image
 from dure.cli.lab import lab
 from dure.cli.new import new
+from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
 from dure.cli.run import ScriptCommand, run
 from dure.cli.slurm import add_to as add_slurm_to
 
@@ -35,6 +36,7 @@ app = typer.Typer(
     dure new my_project                write a project that trains at once: job, model and data, script
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
+    dure verify RUN                    check what a run recorded of itself, offline; receipt RUN: show or sign it
     dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run --ranks 4 ddp.py …        run a script of your own, as torchrun would, only sooner
     """,
@@ -64,6 +66,8 @@ app.command()(demo)
 app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)
 app.command()(checkpoints)
 app.command()(export)
+app.command()(receipt)
+app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=drill.EPILOG)(drill.drill)
 add_slurm_to(app)
 app.add_typer(bench, name="bench")

@@ -133,6 +133,9 @@ class Train(Section):
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
     prove_every: CountOrNone = 100
     """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
+    receipt_every: CountOrNone = 100
+    """Steps between two hashes of all weights and optimizer state in the run's receipt; 0: only at the end. Those of
+    checkpoints are always recorded."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:

@@ -59,6 +59,12 @@ class Batch:
     source: Batches = field(repr=False, compare=False)
     """What it is of."""
 
+    @property
+    def content_mark(self) -> int:
+        """Hash of what `ids` contain, whatever their order; those of ranks add up."""
+        pairs = zip(self.ids, self.contents, strict=True)
+        return sum(content * (2 * sample + 1) for sample, content in pairs) & (1 << 64) - 1
+
     @cached_property
     def mark(self) -> int:
         """Hash of `ids`; marks of ranks and steps add up."""

@@ -8,6 +8,7 @@ read again as they were read first.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from dure.base.errors import UsageError
 from dure.base.files import make_own_folder, open_plain, write_whole
 from dure.comm.group import Group
 from dure.data.content import UNKNOWN
+from dure.proof.receipt_lines import canonical
 
 MOST_SAMPLES = 1 << 22
 """Samples with higher numbers are not followed: the table would be large."""
@@ -38,6 +40,7 @@ class SampleContents:
         self._group = group
         self._read = read
         self._count = min(samples, MOST_SAMPLES)
+        self._head = {"format": _FORMAT, "samples": self._count}
         table = torch.zeros(2, self._count, dtype=torch.int64)
         known = self._kept() if group.rank == 0 else None
         if known is not None:
@@ -82,20 +85,20 @@ class SampleContents:
         self._seen.zero_()
         self._left_to_read_again = _AGAIN
         if self._group.rank == 0 and bool(new.any()):
-            head = json.dumps({"format": _FORMAT, "samples": self._count}).encode() + b"\n"
-            table = torch.stack([self._contents, self._epochs]).numpy()
+            table = torch.stack([self._contents, self._epochs]).numpy().tobytes()
+            head = canonical({**self._head, "sha256": hashlib.sha256(table).hexdigest()}) + b"\n"
             with contextlib.suppress(OSError):  # a full disk: later sessions compare with less
                 make_own_folder(self._path.parent)
-                write_whole(self._path, [head, table.tobytes()])
+                write_whole(self._path, [head, table])
 
     def _kept(self) -> torch.Tensor | None:
         try:
             with open(open_plain(self._path), "rb") as file:
-                head = json.loads(file.readline(200))
+                head = json.loads(file.readline(400))
                 body = file.read(16 * self._count + 1)
         except (OSError, ValueError):
             return None
-        if head != {"format": _FORMAT, "samples": self._count} or len(body) != 16 * self._count:
+        if head != {**self._head, "sha256": hashlib.sha256(body).hexdigest()}:
             return None
         return torch.frombuffer(bytearray(body), dtype=torch.int64).view(2, self._count)
 

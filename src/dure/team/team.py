@@ -301,6 +301,10 @@ class Team:
         with self._calls.inside("update"):
             return self._lockstep(model).update(optimizer, schedule, clip_norm)
 
+    def mark_gradients(self, model: DistributedDataParallel) -> None:
+        """From now on, `forward_backward` also tells fingerprints of the shards' gradients."""
+        self._lockstep(model).mark_gradients()
+
     def discard(self, model: DistributedDataParallel) -> None:
         """Give up the gradients of the last `forward_backward`, on all ranks alike: no `update` follows."""
         self._lockstep(model).discard()

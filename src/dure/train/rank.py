@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,16 +14,20 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
+from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
 from dure.checkpoint.places import Places
+from dure.checkpoint.state import MODEL, Share
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
-from dure.device.fingerprint import weights_sha256
+from dure.device.fingerprint import named_weights, weights_sha256
 from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
+from dure.proof.receipt import FORMAT
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
@@ -31,6 +37,7 @@ from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
 from dure.train.parts import Parts
 from dure.train.progress import Progress
+from dure.train.receipts import RunReceipt
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -107,6 +114,7 @@ class Run:
         self.recipe = self._agree_on_recipe()
         self.checkpoints = self._checkpoint_manager()
         self.checkpoints.resume()
+        self.receipt = self._open_receipt()
         self.start = self.at.steps_done
         self.batches = self.batches.starting_at(self.start)
         samples = self.batches.plan.split.samples if self.team.setting.sync else 0
@@ -167,6 +175,7 @@ class Run:
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
         self.at.ledger.add(result.samples, result.mark, ends_epoch=batch.last_of_epoch)
+        self.receipt.after_step(batch, result)
         few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
@@ -230,6 +239,7 @@ class Run:
         sha256 = weights_sha256(self.model.module)
         apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
         self.checkpoints.save_last()
+        self.receipt.end(self.at.steps_done)
         self.recorder.record(events.Ended(self.at.steps_done, fingerprint, sha256, self.recorder.lost))
         self.recorder.close()
         self.seconds["prove"] = time.perf_counter() - began
@@ -292,8 +302,51 @@ class Run:
             ),
             self.at,
             RunInfo(self.batches.steps, self.batches.plan.split.steps, self.recipe_words, facts),
-            Reporting(self.recorder, team.heartbeat, self._note),
+            Reporting(self.recorder, team.heartbeat, self._note, self._before_saving),
         )
+
+    def _before_saving(self, steps_done: int) -> None:
+        self.receipt.saving(steps_done)
+
+    def _open_receipt(self) -> RunReceipt:
+        """Rank 0 writes it; all ranks then tell what their shards' gradients are."""
+        team, job = self.team, self.loaded.job
+        if team.setting.sync:
+            team.mark_gradients(self.model)
+        head = {
+            "format": FORMAT,
+            "recipe": self.recipe,
+            "recipe_words": self.recipe_words,
+            "versions": {
+                "dure": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "image": digest_inside(),
+            "shards": team.setting.shards,
+            "root_every": job.train.receipt_every,
+        }
+        return RunReceipt(
+            self.folder,
+            head,
+            self.at.steps_done,
+            self._tensors,
+            self._note,
+            left_out=set(dict(named_weights(self.model.module))) - set(self.model.module.state_dict()),
+            is_writer=team.is_leader and team.setting.sync,
+            session={"ranks": team.topology.size, "host": socket.gethostname()},
+        )
+
+    def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...], torch.Tensor]]:
+        """All tensors of the state, as checkpoints name them; a sharded optimizer's, which no rank has whole, not."""
+        if self.team.sharing(self.optimizer) is not None:
+            for name, tensor in named_weights(self.model.module):
+                yield MODEL + name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor
+            return
+        capture = Capture(self.model.module, self.optimizer, self.schedule)
+        for piece in capture.take({"step": self.at.steps_done}, Share(0, 1)).pieces:
+            span = piece.span
+            yield span.name, str(span.dtype).removeprefix("torch."), span.shape, piece.values
 
     def _own_fingerprint(self) -> str:
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
