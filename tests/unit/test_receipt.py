@@ -74,7 +74,7 @@ def test_steps_that_are_computed_again_must_be_the_same_and_nothing_is_written_t
     again.go_on_at(3)
     assert again.add(record(3)) is None
     assert again.add(record(4, loss=0.25)) == record(4)
-    assert record(4, loss=0.25).differs_from(record(4), 8) == "the mean loss"
+    assert record(4, loss=0.25).differs_from(record(4), 8) == "another mean loss"
     assert (folder / "steps").read_bytes() == whole
     last = opened(folder)
     last.go_on_at(5)
@@ -101,10 +101,10 @@ def test_what_a_crash_cut_short_is_no_record_and_what_is_missing_is_a_gap(folder
 def test_other_samples_content_losses_and_gradients_are_told_apart():
     one = record(1)
     assert one.differs_from(record(1, mark=1), 8) == "other samples"
-    assert one.differs_from(record(1, content=1), 8) == "samples with other content"
+    assert one.differs_from(record(1, content=1), 8) == "other content of its samples"
     losses = list(one.losses)
     losses[5] += 1
-    assert one.differs_from(record(1, losses=tuple(losses)), 8) == "the loss of shard 5"
+    assert one.differs_from(record(1, losses=tuple(losses)), 8) == "another loss in shard 5"
     assert lane_words(5, 8) == "shard 5"
     assert lane_words(1, 16) == "shards 2 to 3"
     values = [struct.pack("<Q", n + 1) for n in range(16)]

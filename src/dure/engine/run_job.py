@@ -351,6 +351,12 @@ def _launch(
     return results
 
 
+def launch_ranks(loaded: LoadedJob, folder: RunFolder, language: Language) -> list[RankResult]:
+    """Train a job in this folder, on this machine alone, without a summary."""
+    folder.create()
+    return _launch(loaded, folder, language, 0, None)
+
+
 def _drain(joined: Joined | None) -> list[str | Restart]:
     news: list[str | Restart] = []
     while joined is not None and not joined.news.empty():

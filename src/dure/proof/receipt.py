@@ -82,15 +82,13 @@ class StepRecord:
         if (self.samples, self.mark) != (other.samples, other.mark):
             return "other samples"
         if self.content != other.content:
-            return "samples with other content"
-        for what, own, theirs in (
-            ("the loss", self.losses, other.losses),
-            ("gradients", self.gradients, other.gradients),
-        ):
-            for lane, (one, another) in enumerate(zip(own, theirs, strict=True)):
-                if one != another:
-                    return f"{what} of {lane_words(lane, shards)}"
-        return "" if self == other else "the mean loss"
+            return "other content of its samples"
+        for lane in range(LANES):
+            if self.losses[lane] != other.losses[lane]:
+                return f"another loss in {lane_words(lane, shards)}"
+            if self.gradients[lane] != other.gradients[lane]:
+                return f"other gradients in {lane_words(lane, shards)}"
+        return "" if self == other else "another mean loss"
 
 
 @dataclass(frozen=True)

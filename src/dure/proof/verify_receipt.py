@@ -16,6 +16,7 @@ from dure.proof import stored_tensors
 from dure.proof.receipt import (
     BODY,
     FORMAT,
+    NO_ROOT,
     RECORD,
     GapRecord,
     Kind,
@@ -107,10 +108,7 @@ def verify(path: Path, *, weights: Path | None = None, key: Path | None = None) 
                 f"{folder.path / 'checkpoints'}: the line of step {line['step']} is of another chain"
             )
         root = roots.get(int(line["step"]))
-        if root is not None and (root.weights.hex(), root.optimizer.hex()) != (
-            line["weights"],
-            line["optimizer"],
-        ):
+        if root is not None and not _same_roots(root, line):
             raise ReceiptWrong(
                 f"{folder.path / 'checkpoints'}: step {line['step']} has other roots than the chain"
             )
@@ -187,6 +185,12 @@ def _check_chain(folder: ReceiptFolder) -> tuple[Verified, dict[int, RootRecord]
     return found, roots, hash_after
 
 
+def _same_roots(root: RootRecord, line: dict[str, Any]) -> bool:
+    """A sharded optimizer has no root, and the same step may have been recorded with one and without."""
+    optimizers = {root.optimizer.hex(), line["optimizer"]} - {NO_ROOT.hex()}
+    return bool(root.weights.hex() == line["weights"]) and len(optimizers) <= 1
+
+
 def _check_samples(path: Path) -> None:
     if path.exists():
         with open(open_plain(path), "rb") as file:
@@ -220,7 +224,7 @@ def _check_checkpoints(run: Path, told: list[dict[str, Any]], found: Verified) -
         rest = [leaf for name, leaf in leaves.items() if not name.startswith("model/")]
         if merkle_root(model).hex() != line["weights"]:
             raise ReceiptWrong(f"{place}: its weights are not those that the receipt has for step {step}")
-        if line["optimizer"] != bytes(32).hex() and merkle_root(rest).hex() != line["optimizer"]:
+        if line["optimizer"] != NO_ROOT.hex() and merkle_root(rest).hex() != line["optimizer"]:
             raise ReceiptWrong(f"{place}: its optimizer state is not what the receipt has for step {step}")
         found.checkpoints.append(place.name)
 

@@ -12,6 +12,7 @@ from typing import Any
 from dure.base.errors import ReceiptWrong
 from dure.base.files import make_own_folder, read_at_most, write_whole
 from dure.base.run_folder import RunFolder
+from dure.checkpoint.find import refuse_other_recipe
 from dure.data.batches import Batch
 from dure.device.fingerprint import raw_bytes
 from dure.proof import receipt, receipt_lines
@@ -62,12 +63,13 @@ class RunReceipt:
                 write_whole(folder.receipt_head, json.dumps(head, sort_keys=True))
             text = read_at_most(folder.receipt_head, _LONGEST_HEAD)
             self._head = json.loads(text)
+            refuse_other_recipe(self._head, head["recipe_words"], str(folder.receipt))
             self._chain = Chain(folder.receipt_steps, text)
             self._chain.go_on_at(start)
             receipt_lines.append(folder.receipt / "sessions", {**session, "start": start, "at": _now()})
         except OSError as error:
             self._give_up(error)
-        except ValueError:
+        except (ValueError, KeyError):
             raise ReceiptWrong(
                 f"{folder.receipt_head} is no JSON: it was damaged; `dure verify {folder.path}`"
             ) from None
@@ -148,6 +150,8 @@ class RunReceipt:
         record = RootRecord(steps_done, roots.weights, roots.optimizer)
         found = chain.add(record)
         if isinstance(found, RootRecord):
+            if found.weights == record.weights and receipt.NO_ROOT in (found.optimizer, record.optimizer):
+                return  # a sharded optimizer, which no rank has whole, has none
             what = "weights" if found.weights != record.weights else "optimizer state"
             raise ReceiptWrong(
                 f"after step {steps_done - 1}, computed again, the {what} is not what the receipt has recorded; a "
