@@ -24,7 +24,7 @@ def imports(code):
 def test_light_rooms_start_without_torch():
     rooms = (
         "base.say", "checkpoint.places", "cli", "config", "doctor.inside",
-        "engine.run_job", "engine.slurm.cancel", "engine.slurm.prepare",
+        "engine.node_start", "engine.run_job", "engine.slurm.cancel", "engine.slurm.prepare",
         "engine.slurm.submit", "image.build", "image.enter", "image.inside", "launch", "observe.display",
         "observe.events", "observe.summary", "tools.demo",
     )  # fmt: skip

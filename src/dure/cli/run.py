@@ -129,7 +129,8 @@ def run(
     What comes after SCRIPT is the script's own. Ctrl-C and SIGTERM reach the ranks as they are; a second one ends them
     at once.
     """
-    from dure.engine.run_job import named_by_time, new_run, nodes_of_script, run_script_on_nodes
+    from dure.engine.new_run import named_by_time, new_run
+    from dure.engine.nodes import nodes_of_script, run_script_on_nodes
     from dure.launch.script import refuse_missing, run_script
     from dure.launch.spec import LaunchSpec
 

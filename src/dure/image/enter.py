@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from dure.base.errors import JobError
 from dure.config import LoadedJob
@@ -97,21 +96,3 @@ def command_inside(
         line = own_command(sys.executable, place, command, chosen.digest)
     make_written_folders(loaded, run_folder, place.mounts, of_any_run=of_any_run)
     return line
-
-
-def enter(
-    loaded: LoadedJob,
-    run_folder: Path,
-    arguments: Sequence[str],
-    *,
-    job_file: Path | None = None,
-    of_any_run: bool = False,
-    extra: Sequence[Path] = (),
-) -> NoReturn:
-    """Become `dure ARGUMENTS…` in the job's image: this process is replaced."""
-    line = command_inside(
-        loaded, run_folder, arguments, job_file=job_file, of_any_run=of_any_run, extra=extra
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execvp(line[0], line)

@@ -23,7 +23,6 @@ from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run
-from dure.tools.lab.keeper import Birth, Keeper, Order, make_place
 from dure.tools.lab.machine import run, why_not_here
 from dure.tools.lab.network import (
     LINK,
@@ -35,6 +34,7 @@ from dure.tools.lab.network import (
     sent_bytes,
     shaping,
 )
+from dure.tools.lab.place import Order, Place, StartingPlace, make_place
 
 HOSTS = tuple(node_name(number) for number in range(2))
 ADDRESSES = tuple(node_address(number) for number in range(2))
@@ -52,8 +52,8 @@ class TwoNodes:
         if rate is not None:
             bits_per_second(rate)
         self.rate = rate
-        self._births: list[Birth] = []
-        self._nodes: list[Keeper] = []
+        self._starting: list[StartingPlace] = []
+        self._nodes: list[Place] = []
         self._runs = 0
 
     def __enter__(self) -> TwoNodes:
@@ -63,8 +63,8 @@ class TwoNodes:
         try:
             names = host_names(dict(zip(HOSTS, ADDRESSES, strict=True)))
             # Without a PID namespace: the launcher that is not on the node sees its ranks there.
-            self._births += [make_place(Order(host, names, processes=False)) for host in HOSTS]
-            self._nodes += [birth.wait() for birth in self._births]
+            self._starting += [make_place(Order(host, names, processes=False)) for host in HOSTS]
+            self._nodes += [node.wait() for node in self._starting]
             self._join()
         except BaseException:
             self._end()
@@ -173,9 +173,9 @@ class TwoNodes:
         }
 
     def _end(self) -> None:
-        for birth in self._births:
-            birth.let_go()
-        self._births.clear()
+        for node in self._starting:
+            node.let_go()
+        self._starting.clear()
         self._nodes.clear()
 
 
