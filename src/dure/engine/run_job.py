@@ -77,7 +77,7 @@ def run_job(
                 new_run(
                     start.run_dir or default_folder(loaded, several_nodes=nodes is not None),
                     loaded.job.name,
-                    goes_on=_resumable(loaded),
+                    goes_on=loaded.job.resumable,
                     fresh=start.fresh,
                     lock_seconds=admission.lock_seconds if admission is not None else 0.0,
                 )
@@ -185,7 +185,7 @@ def _launch(
             max_restarts=team.max_restarts,
             min_ranks=team.min_ranks,
             on_restart=restarted,
-            ask_to_stop=ask_to_stop if _resumable(loaded) else None,
+            ask_to_stop=ask_to_stop if loaded.job.resumable else None,
             stop_seconds=team.stop_seconds,
             joined=joined,
             on_team=tell_team,
@@ -214,7 +214,3 @@ def _drain(joined: Joined | None) -> list[str | Restart]:
 def _as_json(value: object) -> Any:
     assert isinstance(value, RankResult)
     return value.as_json()
-
-
-def _resumable(loaded: LoadedJob) -> bool:
-    return loaded.job.checkpoint.wanted and loaded.job.team.sync

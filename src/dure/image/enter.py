@@ -36,6 +36,7 @@ def image_of(loaded: LoadedJob) -> Path | None:
 
 def container_of(
     loaded: LoadedJob,
+    image: Path,
     run_folder: Path,
     *,
     digest: str,
@@ -48,9 +49,6 @@ def container_of(
 
     With `of_any_run`, `run_folder` is the folder that runs are made in. `extra` are files that must be there too.
     """
-    image = image_of(loaded)
-    if image is None:
-        raise JobError("the job has no image; set cluster.image, or run it without one")
     mounts = with_files(mounts_of(loaded, run_folder, job_file, of_any_run=of_any_run), extra)
     here = os.getcwd()
     workdir = here if innermost(here, mounts) is not None else str(run_folder)
@@ -79,6 +77,7 @@ def command_inside(
     chosen = choose_runner(loaded, image)
     place = container_of(
         loaded,
+        image,
         run_folder,
         digest=chosen.digest,
         job_file=job_file,
