@@ -68,8 +68,8 @@ class StorageTier:
         """The newest state that is whole, on all ranks; None when there is none yet. `node` are this node's ranks,
         `also` other places in which it may be."""
         # A rank may have to read much more than another: with the timeout of a step, the others would give up.
-        patient = self._writers if node.size == self._writers.size else node
-        whole = newest_state(self._store, self._writers, patient, accepts, self.tell, self._alive, also)
+        readers = self._writers if node.size == self._writers.size else node
+        whole = newest_state(self._store, self._writers, readers, accepts, self.tell, self._alive, also)
         if whole is not None:
             self.line = str(whole.facts.get("line", ""))
             self._begun_step = -1 if whole.elsewhere else int(whole.facts["step"])

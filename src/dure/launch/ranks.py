@@ -104,7 +104,7 @@ class Ranks:
         return [end for rank in range(self.count) for end in self._passthrough.ends(rank)]
 
     def start(self, starts: Sequence[RankStart], deadline_seconds: float, check: Callable[[], None]) -> None:
-        """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise."""
+        """Start the ranks, and wait until all have started; `check` is called meanwhile and may raise."""
         requests = []
         for start in starts:
             out, err = (
@@ -295,7 +295,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Have a process that is started within born deaf to these signals; for this one they come a moment later."""
+    """Start a process within that ignores these signals from the start; for this one they come a moment later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -69,7 +69,7 @@ class Leader:
         self._new: dict[AgentConnection, float] = {}
         """Authenticated, without a Hello yet, and since when."""
         self._refused: dict[AgentConnection, float] = {}
-        """To be closed when they have hung up, or at a time."""
+        """To be closed when the other side has closed, or at a time."""
         self._nodes: dict[AgentConnection, int] = {}
         """The inverse of `_lines`."""
         self._told_of_strangers = 0
@@ -105,7 +105,7 @@ class Leader:
                 looked_at = now
                 for key, _ in events:
                     if key.data is self._acceptor:
-                        self._meet(key.fileobj, now)
+                        self._accept(key.fileobj, now)
                     else:
                         self._hear(key.data, now)
                 self._acceptor.expire()
@@ -117,7 +117,7 @@ class Leader:
             close_all([*self._lines.values(), *self._new, *self._refused], _FLUSH_SECONDS)
             self._selector.close()
 
-    def _meet(self, readable: object, now: float) -> None:
+    def _accept(self, readable: object, now: float) -> None:
         connection = self._acceptor.ready(readable)
         if connection is not None:
             line = AgentConnection(connection)

@@ -158,7 +158,7 @@ class Member:
             time.sleep(_LOOK_SECONDS)
 
     def store_is_up(self, team: int, port: int) -> None:
-        """The leader's own node: the ranks can meet."""
+        """The leader's own node: the ranks' store is open."""
         self._send(StoreUp(team, port))
 
     def tell(self, message: Failed | Done) -> None:

@@ -127,7 +127,7 @@ class Team:
     """All ranks."""
     leader: Address
     store_port: Port
-    """Where the ranks meet, on the leader's address; 0: open one and say where."""
+    """Of the ranks' store, on the leader's address; 0: open one and say where."""
     restarts: Annotated[int, Field(ge=0, lt=1 << 31)]
     where: str = ""
     """The map of ranks and hosts, in one line, for the user; on the leader's node only."""
@@ -135,7 +135,7 @@ class Team:
 
 @dataclass(frozen=True, config=_CONFIG)
 class StoreUp:
-    """From the leader's node: the ranks of a team can meet here."""
+    """From the leader's node: the store of a team's ranks is open here."""
 
     team: TeamNumber
     port: Port

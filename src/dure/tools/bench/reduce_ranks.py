@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import dure
 from dure.base.errors import DureError
-from dure.comm.reduce.exchanger import Exchanger, Pieces
+from dure.comm.reduce.exchanger import Exchange, Exchanger, Pieces
 from dure.comm.reduce.factory import WireName
 from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
@@ -48,10 +48,10 @@ def measure(sizes: list[float], rounds: int, wire: WireName, mpi_folder: str | N
 
 def _ours(team: Team, exchanger: Exchanger, numel: int) -> dict[str, Contender]:
     shape = Pieces.of_step(team.topology.size, team.topology.size, team.topology.size)
-    buffers = exchanger.buffers(0, torch.ones(numel))
+    buffers, asked = exchanger.buffers(0, torch.ones(numel)), Exchange(shape, 1.0 / team.topology.size)
 
     def reduce() -> None:
-        exchanger.exchange(buffers, shape, 1.0 / team.topology.size, 0)
+        exchanger.exchange(buffers, asked)
         exchanger.conclude()
 
     timed = _timed(reduce)

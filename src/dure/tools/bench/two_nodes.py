@@ -148,7 +148,7 @@ class TwoNodes:
                     team.close()
 
     def _join(self) -> None:
-        """Lay the link, born inside the nodes: not even its name is ever seen outside."""
+        """Make the link, inside the nodes: not even its name is ever seen outside."""
         first, second = (str(node.pid) for node in self._nodes)
         run(
             ["ip", "link", "add", LINK, "netns", first, "type", "veth", "peer", "name", LINK, "netns", second]
@@ -167,7 +167,7 @@ class TwoNodes:
             "GROUP_RANK": str(node),
             "GROUP_WORLD_SIZE": str(len(self._nodes)),
             "MASTER_ADDR": ADDRESSES[0],
-            # Ranks that were killed may leave connections behind; the next run meets elsewhere.
+            # Ranks that were killed may leave connections behind; the next run uses another port.
             "MASTER_PORT": str(_PORT + self._runs),
             "GLOO_SOCKET_IFNAME": LINK,
         }

@@ -58,7 +58,7 @@ def shaping(link: str, rate: str) -> list[str]:
 
 
 def lay_cables(login: Place, nodes: Sequence[Place], addresses: dict[str, str], rate: str | None) -> None:
-    """Join the nodes to the switch. Everything is born inside the places: not even a name is seen outside."""
+    """Join the nodes to the switch. Everything is made inside the places: not even a name is seen outside."""
     _ip(
         login,
         "link set lo up",
