@@ -111,6 +111,8 @@ class Lines:
 
     def send(self, line: bytes) -> None:
         """Send a line, now or as soon as the peer takes it; `flush` sends what was left over. Never waits."""
+        if self.closed:
+            return
         with self._sending:
             self._outgoing += line
         self.flush()
