@@ -79,6 +79,12 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch",
+        "._join_config",
+        "whether a model that was attached is inside DDP's join(), which the exchange cannot do",
+        "AttributeError at the first backward pass of an attached model",
+    ),
+    PrivateName(
+        "torch",
         "._checkpoint_offset",
         "where torch.load onto the meta device has found a tensor's bytes in the archive",
         "WeightsError: the bytes are not where the archive says",
