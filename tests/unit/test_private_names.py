@@ -215,6 +215,11 @@ CANARIES = {
     "._version": lambda tmp_path: _version(),
     "._share_fd_cpu_": lambda tmp_path: _share_fd(),
     "._pg_map": lambda tmp_path: type(dist.distributed_c10d._pg_map).__mro__[-2] is dict,
+    "torch._C._dynamo.eval_frame": lambda tmp_path: callable(
+        torch._C._dynamo.eval_frame.set_code_exec_strategy
+    ),
+    "._FrameExecStrategy": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"),
+    "._FrameAction": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame._FrameAction, "SKIP"),
     "._join_config": lambda tmp_path: _join_config(),
     "._checkpoint_offset": _checkpoint_offset,
     "._orig_mod": lambda tmp_path: _compiled_wrapper(),

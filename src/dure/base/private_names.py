@@ -85,6 +85,24 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch",
+        "torch._C._dynamo.eval_frame",
+        "keeps torch.compile out of the backend's own methods",
+        "AttributeError when the first process group is made",
+    ),
+    PrivateName(
+        "torch",
+        "._FrameExecStrategy",
+        "says that a method is run as it is, with all that it calls",
+        "AttributeError when the first process group is made",
+    ),
+    PrivateName(
+        "torch",
+        "._FrameAction",
+        "says that a method is run as it is, with all that it calls",
+        "AttributeError when the first process group is made",
+    ),
+    PrivateName(
+        "torch",
         "._checkpoint_offset",
         "where torch.load onto the meta device has found a tensor's bytes in the archive",
         "WeightsError: the bytes are not where the archive says",
