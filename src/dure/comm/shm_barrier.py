@@ -17,7 +17,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy
@@ -54,8 +54,14 @@ def barrier_bytes(ranks: int, numbers: int) -> int:
 class ShmCounters:
     """All ranks' counters, at most 16 per rank. Each counter is counted by one thread."""
 
-    def __init__(self, shared: SharedSegment, deadline_seconds: float) -> None:
-        """`shared` begins with the ranks' lines, zeroed. Raises OSError where ranks cannot wait for each other so."""
+    def __init__(
+        self, shared: SharedSegment, deadline_seconds: float, names: Sequence[int] | None = None
+    ) -> None:
+        """`shared` begins with the ranks' lines, zeroed. Raises OSError where ranks cannot wait for each other so.
+
+        `names` are the numbers of these ranks in messages, where they are others than their positions here.
+        """
+        self._names = range(len(shared.pids)) if names is None else names
         self.rank = shared.rank
         self.size = len(shared.pids)
         self._pids = shared.pids
@@ -80,7 +86,13 @@ class ShmCounters:
         return self._words.all_reached(_at(0, counter), self.size, value)
 
     def wait(
-        self, peer: int, counter: int, value: int, what: str, look: Callable[[], None] | None = None
+        self,
+        peer: int,
+        counter: int,
+        value: int,
+        what: str,
+        look: Callable[[], None] | None = None,
+        deadline_seconds: float | None = None,
     ) -> None:
         """Return when a peer's counter has reached a value; raises PeerLost if the peer is dead or late.
 
@@ -89,21 +101,20 @@ class ShmCounters:
         word, words = _at(peer, counter), self._words
         if words.wait(word, value, self._spin_seconds):
             return
-        deadline = time.monotonic() + self._deadline_seconds
+        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+        deadline = time.monotonic() + seconds
+        own, other = self._names[self.rank], self._names[peer]
         while True:
             if look is not None:
                 look()
             # Looked at again: since the look above it may have counted, and then ended as it should.
             if self._is_dead(peer) and not words.all_reached(word, 1, value):
-                raise PeerLost(
-                    f"rank {self.rank} lost rank {peer} in {what}: process {self._pids[peer]} is gone"
-                )
+                raise PeerLost(f"rank {own} lost rank {other} in {what}: process {self._pids[peer]} is gone")
             if words.wait(word, value, 0.0):
                 return
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"rank {self.rank} waited {self._deadline_seconds:.0f} s for rank {peer} in {what}; it lives, "
-                    f"but never came"
+                    f"rank {own} waited {seconds:g} s for rank {other} in {what}; it lives, but never came"
                 )
 
     def arrive_and_wait(self, counter: int, value: int, what: str) -> None:

@@ -115,6 +115,11 @@ def read_topology(
     return _alone()
 
 
+def leader_host(environ: Mapping[str, str]) -> str:
+    """Where rank 0 listens, as far as the environment says; "" for ranks that met in another way."""
+    return environ.get("MASTER_ADDR", "")
+
+
 @dataclass(frozen=True)
 class _Setting:
     """A value under the name by which its user knows it: `--rank` or `RANK`."""

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from dure.backend import stand_in_for_gloo
 from dure.base.errors import DureError, Failure
 from dure.base.files import open_own, write_whole
 from dure.base.run_folder import RunFolder
@@ -149,6 +150,7 @@ def _run_script(
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
     stacks_on(STACKS_OF_SCRIPT, script.folder.stacks(start.rank))
     keep_process_groups()
+    stand_in_for_gloo(os.environ)  # torch may be imported already
     settings = LateSettings(preloaded, speaks=start.env.get("LOCAL_RANK") == "0")
     hidden = Preloaded(preloaded, settings.look)
 
