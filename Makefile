@@ -46,10 +46,11 @@ soak: setup  ## the long tests too
 	tools/system-packages
 	$(BIN)/python -m pytest -m soak
 
-bench: setup  ## print the figures: starting ranks, one all-reduce, step time, loading, checkpoints, recovery
+bench: setup  ## print the figures: starting ranks, one all-reduce, step time, the backend, loading, checkpoints, recovery
 	$(BIN)/dure bench start
 	$(BIN)/dure bench reduce
 	$(BIN)/dure bench step
+	$(BIN)/dure bench backend
 	$(BIN)/dure bench load
 	$(BIN)/dure bench checkpoint
 	$(BIN)/dure bench recover

@@ -45,7 +45,7 @@ class _IsGloo(type):
     """What torch makes in place of a ProcessGroupGloo counts as one."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return True
+        return instance is not None
 
 
 class _InPlaceOfGloo:
