@@ -18,7 +18,7 @@ from dure.comm.group import Group
 from dure.comm.shm_barrier import ShmCounters, line_bytes
 from dure.comm.shm_segment import share_segment
 
-SLOT_BYTES = 1 << 20
+SLOT_BYTES = 512 << 10
 """What a rank gives at a time: small enough that all ranks' slots stay in the caches, large enough for few barriers."""
 DIRECT_BYTES = 128 << 10
 """Up to here every rank reduces everything itself: one barrier instead of two, for a little more reading."""
