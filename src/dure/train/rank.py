@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,12 +12,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
-from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.capture import Capture
 from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
 from dure.checkpoint.places import Places
-from dure.checkpoint.state import MODEL, Share
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
 from dure.device.fingerprint import named_weights, weights_sha256
@@ -27,17 +22,15 @@ from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
-from dure.proof.receipt import FORMAT
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step import update
 from dure.step.lockstep import StepResult, probe_on
-from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
 from dure.train.parts import Parts
 from dure.train.progress import Progress
-from dure.train.receipts import RunReceipt
+from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -86,8 +79,7 @@ class Run:
         job, parts = self.loaded.job, Parts(self.loaded, self.team, self.recorder, self._note)
         self.loss_sum = parts.loss()
         module, self.weights = parts.model()
-        refuse_what_cannot_be_exact(module)
-        module.to(self.team.setting.device)
+        self.team.verify_start(module)
         self.arithmetic = self._agree_on_arithmetic(module)
         self.batches = parts.batches()
         split = self.batches.plan.split
@@ -104,6 +96,7 @@ class Run:
                 batch=job.eval.batch or job.data.global_batch,
                 collate=self.collate,
                 fresh=parts.eval_data,
+                name="eval.factory",
             )
         self.optimizer = update.make_optimizer(job.train, module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
@@ -310,50 +303,26 @@ class Run:
 
     def _open_receipt(self) -> RunReceipt:
         """Rank 0 writes it; all ranks then tell what their shards' gradients are."""
-        team, job = self.team, self.loaded.job
+        team = self.team
         if team.setting.sync:
             team.mark_gradients(self.model)
-        head = {
-            "format": FORMAT,
-            "recipe": self.recipe,
-            "recipe_words": self.recipe_words,
-            "versions": {
-                "dure": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-            "image": digest_inside(),
-            "shards": team.setting.shards,
-            "root_every": job.train.receipt_every,
-        }
+        module, optimizer, schedule = self.model.module, self.optimizer, self.schedule
         return RunReceipt(
             self.folder,
-            head,
+            head_of(self.recipe_words, team.setting.shards, self.loaded.job.train.receipt_every),
             self.at.steps_done,
-            self._tensors,
+            lambda: state_tensors(module, optimizer, schedule, sharded=bool(team.sharing(optimizer))),
             self._note,
-            left_out=set(dict(named_weights(self.model.module))) - set(self.model.module.state_dict()),
+            left_out=set(dict(named_weights(module))) - set(module.state_dict()),
             is_writer=team.is_leader and team.setting.sync,
             session={"ranks": team.topology.size, "host": socket.gethostname()},
         )
-
-    def _tensors(self) -> Iterator[tuple[str, str, tuple[int, ...], torch.Tensor]]:
-        """All tensors of the state, as checkpoints name them; a sharded optimizer's, which no rank has whole, not."""
-        if self.team.sharing(self.optimizer) is not None:
-            for name, tensor in named_weights(self.model.module):
-                yield MODEL + name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor
-            return
-        capture = Capture(self.model.module, self.optimizer, self.schedule)
-        for piece in capture.take({"step": self.at.steps_done}, Share(0, 1)).pieces:
-            span = piece.span
-            yield span.name, str(span.dtype).removeprefix("torch."), span.shape, piece.values
 
     def _own_fingerprint(self) -> str:
         return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
 
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
-        self.team.verify_start(module)
         first = next(iter(self.batches.first_only()))
         known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
         self.first_samples, _ = known.common

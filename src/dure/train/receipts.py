@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import platform
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from dure import __version__
 from dure.base.errors import ReceiptWrong
 from dure.base.files import make_own_folder, read_at_most, write_whole
+from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
+from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import refuse_other_recipe
+from dure.checkpoint.state import MODEL, Schedule, Share
 from dure.data.batches import Batch
-from dure.device.fingerprint import raw_bytes
+from dure.device.fingerprint import named_weights, raw_bytes
 from dure.proof import receipt, receipt_lines
 from dure.proof.receipt import Chain, GapRecord, RootRecord, StepRecord, leaf, merkle_root
+from dure.proof.recipe import recipe_hash
 from dure.step.lockstep import StepResult
 
 _LONGEST_HEAD = 16 << 20
@@ -192,6 +200,33 @@ class RunReceipt:
         """A run is worth more than its receipt; what is missing shows as a gap."""
         self._note(f"the receipt ends here, as it cannot be written: {error.strerror}")
         self._chain = None
+
+
+def head_of(recipe: dict[str, Any], shards: int, root_every: int) -> dict[str, Any]:
+    """What a receipt begins with."""
+    return {
+        "format": receipt.FORMAT,
+        "recipe": recipe_hash(recipe),
+        "recipe_words": recipe,
+        "versions": {"dure": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "image": digest_inside(),
+        "shards": shards,
+        "root_every": root_every,
+    }
+
+
+def state_tensors(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule | None, *, sharded: bool
+) -> Iterator[tuple[str, str, tuple[int, ...], torch.Tensor]]:
+    """All tensors of a state, named and flattened as in checkpoints; of a sharded optimizer, which no rank has whole,
+    none."""
+    if sharded:
+        for name, tensor in named_weights(module):
+            yield MODEL + name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor
+        return
+    for piece in Capture(module, optimizer, schedule).take({"step": 0}, Share(0, 1)).pieces:
+        span = piece.span
+        yield span.name, str(span.dtype).removeprefix("torch."), span.shape, piece.values
 
 
 def _now() -> str:

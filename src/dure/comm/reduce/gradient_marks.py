@@ -14,7 +14,7 @@ import xxhash
 from dure.device.fingerprint import raw_bytes
 
 _MOST_TENSORS = 8
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 1 << 20
 _HALF, _MASK = (1 << 32) - 1, (1 << 64) - 1
 
 
