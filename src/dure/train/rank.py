@@ -31,7 +31,6 @@ from dure.team import Team, start
 from dure.train.parts import Parts
 from dure.train.progress import Progress
 
-
 _MEMORY_SECONDS = 5.0
 """Between two looks at how much memory the rank holds."""
 
