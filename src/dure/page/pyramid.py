@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,7 +28,8 @@ BIN = 64
 COARSE = BIN * BIN
 STATS = ("min", "max", "first", "last", "mean")
 _FORMAT = "dure-page-steps-1"
-_CACHED_BYTES = 48 << 20
+_CACHED_CHUNKS = 20
+"""Of each rank, a quarter of a megabyte each."""
 _LONGEST_HEADER = 1 << 16
 _MOST_STRETCHES = 1 << 14
 _BINS_AT_ONCE = 20_000
@@ -59,8 +60,8 @@ class Pyramid:
         self._filled = 0
         self._coarse: list[Bins] = []
         """Of each chunk, its 16 bins of 4,096."""
-        self._cache: OrderedDict[tuple[int, str], Any] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache: OrderedDict[int, Bins] = OrderedDict()
+        """By chunk, its bins of 64."""
         self.stretches: list[Stretch] = []
 
     def __len__(self) -> int:
@@ -96,18 +97,22 @@ class Pyramid:
             self._coarse.append(_coarse(self._bins(chunk)))
         self.chunks, self.stretches = chunks, list(stretches)
 
-    def window(self, first: int, end: int, bins: int, columns: Sequence[str]) -> Bins:
-        """Steps from `first` to before `end` in at most `bins` bins of equal width; NaN where there are none. Raw
-        steps, one per bin, when there is room for all."""
-        width = width_of(first, end, bins)
-        count = -(-(end - first) // width)
-        out = np.full((len(STATS), len(columns), count), np.nan, np.float32)
+    def window(
+        self, first: int, end: int, bins: int, columns: Sequence[str], stats: Sequence[str] = STATS
+    ) -> Bins:
+        """Steps from `first` to before `end` in at most `bins` bins of equal width (`grid_of`); NaN where there are
+        none. Raw steps, one per bin, when there is room for all. In a run that was resumed, bins of 64 may lie over an
+        edge: they are told in the bin that they begin in."""
+        span = end - first
+        first, width, count = grid_of(first, end, bins)
+        out = np.full((len(stats), len(columns), count), np.nan, np.float32)
         weight = np.zeros((len(columns), count), np.float64)
         places = [AT[name] for name in columns]
+        which = [STATS.index(name) for name in stats]
         for step, place, length in self._visible(first, end):
-            for at, size, stats in self._pieces(place, place + length, (end - first)):
-                starts = (step + (at - place) - first) + size * np.arange(stats.shape[2])
-                _merge(out, weight, (starts // width).astype(np.int64), stats[:, places], size)
+            for at, size, found in self._pieces(place, place + length, span, places, which):
+                starts = (step + (at - place) - first) + size * np.arange(found.shape[2])
+                _merge(out, weight, (starts // width).astype(np.int64), found, size, stats)
         return out
 
     def raw(self, first: int, end: int) -> Iterator[tuple[int, Table]]:
@@ -117,7 +122,7 @@ class Pyramid:
             while done < length:
                 chunk, offset = divmod(place + done, CHUNK)
                 size = min(CHUNK - offset, length - done)
-                yield step + done, self._rows(chunk, offset, offset + size)
+                yield step + done, self._rows(chunk, offset, offset + size, range(len(COLUMNS)))
                 done += size
 
     def _stretch(self, first: int, length: int) -> None:
@@ -147,26 +152,41 @@ class Pyramid:
                 break
         return found
 
-    def _pieces(self, place: int, stop: int, span: int) -> Iterator[tuple[int, int, Bins]]:
+    def _pieces(
+        self, place: int, stop: int, span: int, places: Sequence[int], which: Sequence[int]
+    ) -> Iterator[tuple[int, int, Bins]]:
         """(place, steps per bin, bins) that make up these places: coarse where that is fine enough, raw at the ends."""
-        size = 1 if span <= _BINS_AT_ONCE else BIN if span <= _BINS_AT_ONCE * BIN else COARSE
+        size = _finest(span)
         while place < stop:
             chunk, offset = divmod(place, CHUNK)
             upto = min(stop - chunk * CHUNK, CHUNK)
             whole = min(upto, self._filled) // size * size if chunk == self.chunks else upto // size * size
             if size > 1 and offset % size == 0 and whole > offset:
-                yield place, size, self._binned(chunk, size)[:, :, offset // size : whole // size]
+                cut = slice(offset // size, whole // size)
+                yield place, size, self._binned(chunk, size)[which][:, places, cut]
                 place += whole - offset
             else:
                 edge = min(upto, -(-(offset + 1) // size) * size) if size > 1 else upto
-                rows = self._rows(chunk, offset, edge)
-                yield place, 1, np.broadcast_to(rows, (len(STATS), *rows.shape))
+                rows = self._rows(chunk, offset, edge, places)
+                yield place, 1, np.broadcast_to(rows, (len(which), *rows.shape))
                 place += edge - offset
 
-    def _rows(self, chunk: int, begin: int, stop: int) -> Table:
+    def _rows(self, chunk: int, begin: int, stop: int, places: Sequence[int]) -> Table:
+        """Raw steps of a chunk, of these columns."""
         if chunk == self.chunks:
-            return self._tail[:, begin:stop]
-        return self._raw(chunk)[:, begin:stop]
+            return self._tail[places, begin:stop]
+        found = np.full((len(places), stop - begin), np.nan, np.float32)
+        with open(open_plain(self._path(chunk)), "rb") as file:
+            header, start = _header(file)
+            varying, constant = header["columns"], header["constant"]
+            for at, place in enumerate(places):
+                name = COLUMNS[place]
+                if name in varying:
+                    file.seek(start + 4 * (varying.index(name) * CHUNK + begin))
+                    found[at] = _floats(file.read(4 * (stop - begin)), (stop - begin,))
+                elif constant.get(name) is not None:
+                    found[at] = float(constant[name])
+        return found
 
     def _binned(self, chunk: int, size: int) -> Bins:
         if size == COARSE:
@@ -197,48 +217,46 @@ class Pyramid:
         self._tail.fill(np.nan)
         self._tail_bins.fill(np.nan)
 
-    def _raw(self, chunk: int) -> Table:
-        return np.asarray(self._cached(chunk, "raw"))
-
     def _bins(self, chunk: int) -> Bins:
-        return np.asarray(self._cached(chunk, "bins"))
-
-    def _cached(self, chunk: int, what: str) -> Any:
-        key = (chunk, what)
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        found = self._read(chunk, what)
-        self._cache[key] = found
-        self._cached_bytes += found.nbytes
-        while self._cached_bytes > _CACHED_BYTES // 8 and len(self._cache) > 1:
-            _, old = self._cache.popitem(last=False)
-            self._cached_bytes -= old.nbytes
+        if chunk in self._cache:
+            self._cache.move_to_end(chunk)
+            return self._cache[chunk]
+        with open(open_plain(self._path(chunk)), "rb") as file:
+            header, start = _header(file)
+            file.seek(start + 4 * len(header["columns"]) * CHUNK)
+            shape = (len(STATS), len(COLUMNS), CHUNK // BIN)
+            found: Bins = _floats(file.read(4 * int(np.prod(shape))), shape)
+        self._cache[chunk] = found
+        while len(self._cache) > _CACHED_CHUNKS:
+            self._cache.popitem(last=False)
         return found
 
-    def _read(self, chunk: int, what: str) -> Any:
-        """Of a chunk file; ValueError for one that is not ours, OSError when it is gone."""
-        with open(open_plain(self._path(chunk)), "rb") as file:
-            header = json.loads(file.readline(_LONGEST_HEADER))
-            if not isinstance(header, dict) or header.get("format") != _FORMAT:
-                raise ValueError("not a chunk of this version")
-            varying = [name for name in header["columns"] if name in AT]
-            if what == "bins":
-                file.seek(len(varying) * CHUNK * 4, 1)
-                shape: tuple[int, ...] = (len(STATS), len(COLUMNS), CHUNK // BIN)
-                return _floats(file.read(4 * int(np.prod(shape))), shape)
-            rows = _floats(file.read(len(varying) * CHUNK * 4), (len(varying), CHUNK))
-        table = np.full((len(COLUMNS), CHUNK), np.nan, np.float32)
-        table[[AT[name] for name in varying]] = rows
-        for name, value in header["constant"].items():
-            if name in AT and value is not None:
-                table[AT[name]] = float(value)
-        return table
+
+def _header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """A chunk file's first line, and where it ends; ValueError for one that is not ours."""
+    line = file.readline(_LONGEST_HEADER)
+    header = json.loads(line)
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise ValueError("not a chunk of this version")
+    varying, constant = header.get("columns"), header.get("constant")
+    if not isinstance(varying, list) or not set(varying) <= set(COLUMNS) or not isinstance(constant, dict):
+        raise ValueError("not a chunk of this version")
+    return header, len(line)
 
 
-def width_of(first: int, end: int, bins: int) -> int:
-    """Steps in one bin of a window."""
-    return max(1, -(-(end - first) // max(1, bins)))
+def grid_of(first: int, end: int, bins: int) -> tuple[int, int, int]:
+    """The first step, the steps per bin and the number of bins of a window: wide ones are laid on whole bins of 64 or
+    4,096, so that what they say is exact."""
+    size = _finest(end - first)
+    first = first // size * size
+    width = -(-(end - first) // max(1, bins))
+    width = max(1, -(-width // size)) * size
+    return first, width, -(-(end - first) // width)
+
+
+def _finest(span: int) -> int:
+    """Steps per bin of what a window of so many steps is made of."""
+    return 1 if span <= _BINS_AT_ONCE else BIN if span <= _BINS_AT_ONCE * BIN else COARSE
 
 
 def binned(rows: Table, size: int) -> Bins:
@@ -276,27 +294,36 @@ def _coarse(bins: Bins) -> Bins:
     )
 
 
-def _merge(out: Bins, weight: Any, index: Any, stats: Bins, size: int) -> None:
+def _merge(out: Bins, weight: Any, index: Any, found: Bins, size: int, stats: Sequence[str]) -> None:
     """Put finer bins, in order, into those of the window that they fall into."""
     if index.size == 0:
         return
     starts = np.flatnonzero(np.r_[True, index[1:] != index[:-1]])
     at = index[starts]
     ends = np.r_[starts[1:], index.size] - 1
-    out[0][:, at] = np.fmin(out[0][:, at], np.fmin.reduceat(stats[0], starts, axis=1))
-    out[1][:, at] = np.fmax(out[1][:, at], np.fmax.reduceat(stats[1], starts, axis=1))
-    first = out[2][:, at]
-    out[2][:, at] = np.where(np.isnan(first), stats[2][:, starts], first)
-    last = stats[3][:, ends]
-    out[3][:, at] = np.where(np.isnan(last), out[3][:, at], last)
-    known = ~np.isnan(stats[4])
+    for own, fine, name in zip(out, found, stats, strict=True):
+        before = own[:, at]
+        if name == "min":
+            own[:, at] = np.fmin(before, np.fmin.reduceat(fine, starts, axis=1))
+        elif name == "max":
+            own[:, at] = np.fmax(before, np.fmax.reduceat(fine, starts, axis=1))
+        elif name == "first":
+            own[:, at] = np.where(np.isnan(before), fine[:, starts], before)
+        elif name == "last":
+            own[:, at] = np.where(np.isnan(fine[:, ends]), before, fine[:, ends])
+        else:
+            _merge_mean(own, weight, at, fine, starts, size)
+
+
+def _merge_mean(own: Any, weight: Any, at: Any, fine: Any, starts: Any, size: int) -> None:
+    known = ~np.isnan(fine)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        sums = np.add.reduceat(np.where(known, stats[4], 0).astype(np.float64), starts, axis=1) * size
-        counts = np.add.reduceat(known.astype(np.float64), starts, axis=1) * size
+        sums = np.add.reduceat(np.where(known, fine, 0), starts, axis=1, dtype=np.float64) * size
+        counts = np.add.reduceat(known, starts, axis=1, dtype=np.float64) * size
         before = weight[:, at]
-        held = np.where(before > 0, out[4][:, at], 0) * before
+        held = np.where(before > 0, own[:, at], 0) * before
         total = before + counts
-        out[4][:, at] = np.where(total > 0, (held + sums) / total, np.nan)
+        own[:, at] = np.where(total > 0, (held + sums) / total, np.nan)
     weight[:, at] = total
 
 

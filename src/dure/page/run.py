@@ -26,7 +26,7 @@ from dure.data.shards import shards_of_rank
 from dure.page import samples
 from dure.page.cache import Cache
 from dure.page.columns import AT, COLUMNS
-from dure.page.pyramid import STATS, Bins, width_of
+from dure.page.pyramid import STATS, grid_of
 from dure.page.rank_feed import RankFeed
 from dure.page.saved import saved_checkpoints
 from dure.page.straggler import straggler
@@ -176,18 +176,17 @@ class RunView:
             chosen = [rank for rank in self.ranks if ranks is None or rank in ranks]
             end = max(first + 1, end)
             bins = max(1, min(bins, most))
-            which = [STATS.index(name) for name in stats]
-            shape = (len(which), len(columns), -(-(end - first) // width_of(first, end, bins)))
+            start, width, count = grid_of(first, end, bins)
+            shape = (len(stats), len(columns), count)
             found = np.full((len(chosen), *shape), np.nan, np.float32)
             for at, rank in enumerate(chosen):
                 with contextlib.suppress(OSError, ValueError):  # chunk files that somebody took away
-                    of_rank: Bins = self._feeds[rank].pyramid.window(first, end, bins, columns)
-                    found[at] = of_rank[which]
+                    found[at] = self._feeds[rank].pyramid.window(first, end, bins, columns, stats)
             head = {
-                "from": first,
+                "from": start,
                 "to": end,
-                "width": width_of(first, end, bins),
-                "bins": shape[2],
+                "width": width,
+                "bins": count,
                 "ranks": chosen,
                 "columns": list(columns),
                 "stats": list(stats),
@@ -309,9 +308,9 @@ class RunView:
         if not feeds or done < 1:
             return found
         recent = feeds[0].pyramid.window(
-            max(0, done - _RECENT), done, _RECENT, ("span", "samples", "loss", "lr")
+            max(0, done - _RECENT), done, _RECENT, ("span", "samples", "loss", "lr"), ("last",)
         )
-        span, count, loss, rate = recent[3]
+        span, count, loss, rate = recent[0]
         timed = np.isfinite(span) & np.isfinite(count)
         seconds = float(span[timed].sum()) / 1e6
         if seconds > 0:
@@ -328,7 +327,10 @@ class RunView:
         if len(ranks) < 2 or end < 1:
             return None
         first = max(0, end - _RECENT)
-        rows = [self._feeds[rank].pyramid.window(first, end, _RECENT, ("wait", "span"))[4] for rank in ranks]
+        rows = [
+            self._feeds[rank].pyramid.window(first, end, _RECENT, ("wait", "span"), ("mean",))[0]
+            for rank in ranks
+        ]
         found = straggler(np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows]))
         return None if found is None else {**found, "rank": ranks[found["rank"]], "from": first, "to": end}
 

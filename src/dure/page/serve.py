@@ -10,15 +10,18 @@ import secrets
 import shlex
 import signal
 import socket
+import sys
 import webbrowser
 from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dure.base.errors import UsageError
 from dure.base.say import say
-from dure.page.catalog import Catalog
+
+if TYPE_CHECKING:
+    from dure.page.catalog import Catalog
 
 PORT = 8642
 LOOPBACK = "127.0.0.1"
@@ -101,9 +104,11 @@ def serve(listener: socket.socket, address: Address, catalog: Catalog) -> None:
         server_header=False,
         timeout_graceful_shutdown=2,
     )
+    # uvicorn stops at these signals and then sends them again, to whom they were meant for.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])
     finally:
         catalog.close()
         listener.close()
@@ -151,6 +156,8 @@ def show(
 ) -> None:
     """`dure page`: find the run, say where the page is, serve it."""
     import json
+
+    from dure.page.catalog import Catalog
 
     refuse_without_extra()
     if parent is not None:

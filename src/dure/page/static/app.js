@@ -140,7 +140,12 @@ class App {
     document.title = `${state.name} · dure`;
     this.#tellNotices(state);
     this.#tellFooter();
-    if (state.team.ranks) this.view.update(this.run).catch((error) => this.#failed(error));
+    if (state.team.ranks) {
+      this.view.update(this.run).then(
+        () => this.main.setAttribute("data-drawn-ms", performance.now().toFixed(0)),
+        (error) => this.#failed(error),
+      );
+    }
   }
 
   #failed(error) {

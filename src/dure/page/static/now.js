@@ -24,7 +24,7 @@ export class NowView {
       { class: "view" },
       this.late,
       this.tiles,
-      el("div", { class: "wide-narrow" }, team, card(t("now.marks"), null, this.marks, this.noMarks)),
+      el("div", { class: "wide-narrow" }, team, card(t("now.marks"), null, el("div", { class: "marks-box", tabindex: 0, role: "region", "aria-label": t("now.marks") }, this.marks), this.noMarks)),
       card(t("now.loss.chart"), el("span", { class: "small muted" }, t("now.drag")), this.loss.root),
       card(t("now.speed.chart"), null, this.speed.root),
     );
