@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dure.base.say import say
-from dure.cli.options import Json, Lang, Leader, NodeRank, Port, Ranks, RunDir, Settings, TeamKeyFile
+from dure.cli.options import Json, Lang, Leader, NodeRank, Page, Port, Ranks, RunDir, Settings, TeamKeyFile
 
 if TYPE_CHECKING:
     from dure.config import LoadedJob
@@ -53,6 +53,7 @@ def train(
             show_default="a private folder in $TMPDIR",
         ),
     ] = None,
+    page: Page = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
     ] = False,
@@ -83,7 +84,7 @@ def train(
 
         train_on_hosts(loaded, job, options, run_dir, fresh=fresh)
         return
-    start, here = Start(run_dir, fresh=fresh, port=port), nodes_of(loaded, node_rank, leader)
+    start, here = Start(run_dir, fresh=fresh, port=port, page=page), nodes_of(loaded, node_rank, leader)
     if loaded.job.cluster.image is not None and digest_inside() is None:
         own = [f"--nodes={nodes}"] if nodes is not None else []
         own += [f"--node-rank={node_rank}", f"--leader={leader}"] if here is not None else []

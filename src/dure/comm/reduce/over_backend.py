@@ -20,6 +20,7 @@ from dure.comm.reduce.exchanger import (
     largest,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
+from dure.comm.reduce.waits import Waits
 
 _MOST_FLAGS = 8
 
@@ -28,6 +29,7 @@ class PlainBuffers:
     """Rooms in memory of this process alone."""
 
     def __init__(self) -> None:
+        self.waits = Waits()
         self._bucket_buffers: dict[int, BucketBuffers] = {}
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
@@ -130,7 +132,7 @@ class OverGloo(PlainBuffers):
         for position, piece in enumerate(buffers.own(count)):
             _scatter(piece, sent[:, position])
         received = out.new_empty(sum(held), width)
-        with naming_the_wait(self._rank, "the exchange of gradients"):
+        with naming_the_wait(self._rank, "the exchange of gradients"), self.waits:
             dist.all_to_all_single(
                 received.view(-1),
                 sent.view(-1),
@@ -161,7 +163,8 @@ class OverGloo(PlainBuffers):
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
-        self._totals.sum(vector, "the exchange of losses")
+        with self.waits:
+            self._totals.sum(vector, "the exchange of losses")
 
     def close(self) -> None:
         """See `Exchanger`."""
