@@ -17,11 +17,11 @@ from dure.tools.lesson.one_file import recordings
 
 CHAPTERS = range(1, 12)
 TITLES = {
-    "ko": ["학습이란", "산 위의 화살표", "모두 같은 복사본", "사진 400장", "네 학생", "손으로", "왜 순서", "어디서 오나", "두 노드",
-           "정말 8배", "무언가 죽으면"],
-    "en": ["What learning is", "arrow on a mountain", "Copies", "Splitting 400", "four students", "by hand", "order matters",
-           "Where weights", "Two nodes", "Really 8 times", "When something dies"],
-}  # fmt: skip
+    "ko": "학습이란|산 위의 화살표|모두 같은 복사본|사진 400장|네 학생|손으로|왜 순서|어디서 오나|두 노드|정말 8배|"
+    "무언가 죽으면",
+    "en": "What learning is|arrow on a mountain|Copies|Splitting 400|four students|by hand|order matters|Where weights|"
+    "Two nodes|Really 8 times|When something dies",
+}
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def open_chapter(opened, number, language):
     opened.page.goto("about:blank")
     opened.page.goto(f"{opened.address}#{number}")
     opened.page.click(f"#languages button[lang={language}]")
-    assert TITLES[language][number - 1] in opened.page.inner_text("h1")
+    assert TITLES[language].split("|")[number - 1] in opened.page.inner_text("h1")
     return opened.page
 
 
@@ -83,14 +83,14 @@ def test_the_numbers_of_the_documents_are_there(saved, opened):
     assert {"0.5", "0.3", "0.2"} <= numbers(open_chapter(page, 1, "ko"))
     shown = open_chapter(page, 6, "ko")
     assert {"0.65", "0.25", "0.45"} <= numbers(shown)
-    shown.click("text=고양이 모델")
+    shown.click("button:has-text('고양이 모델')")
     assert {"0.2 → 0.5", "0.5 → 0.7", "0.3 → 0.5"} <= set(
         re.findall(r"[\d.]+ → [\d.]+", shown.inner_text("main"))
     )
     assert "#1" in open_chapter(page, 4, "en").inner_html("main")
     rows = open_chapter(page, 4, "ko").inner_text("main")
     assert "0, 4, 8, 12, 16" in rows
-    page.page.click("text=덩어리로")
+    page.page.click("button:has-text('덩어리로')")
     assert "100, 101, 102" in page.page.inner_text("main")
 
 
@@ -119,18 +119,19 @@ def test_what_is_changed_changes_the_drawing(saved, opened):
 
 def test_ranks_that_are_asked_for_copies_answer_with_one_fingerprint(live, opened):
     page = open_chapter(opened(live), 3, "en")
-    page.click("text=by broadcast")
-    page.click("text=Do it on 4 ranks")
+    page.click("button:has-text('by broadcast')")
+    page.click("button:has-text('Do it on 4 ranks')")
+    page.wait_for_selector(".badge.live", timeout=240_000)
     page.wait_for_selector("text=All 4 fingerprints are equal", timeout=240_000)
     made = {row.inner_text() for row in page.query_selector_all("table.nums td:nth-child(2)")}
     assert len(made) == 4  # each made its own before
-    assert "just now, on this machine" in page.inner_text("main")
 
 
 def test_a_rank_that_is_killed_from_the_lesson_comes_back_with_the_same_bits(live, opened):
     page = open_chapter(opened(live), 11, "ko")
-    page.click("text=랭크 4개로 학습 시작")
-    page.wait_for_selector("svg circle", timeout=240_000)  # a step is drawn
+    page.click("button:has-text('랭크 4개로 학습 시작')")
+    page.wait_for_selector(".badge.live", timeout=240_000)
+    page.wait_for_selector(".figure svg circle", state="attached", timeout=240_000)  # a step is drawn
     page.click("[data-kill='2']")
     page.wait_for_selector("text=rank 2이(가) 죽은 것을 알아챘고", timeout=240_000)
     page.wait_for_selector("text=가중치는 비트까지 같습니다", timeout=400_000)
@@ -193,6 +194,7 @@ def test_every_recording_says_when_how_and_where_it_was_made():
     for name, each in told.items():
         assert each["state"] == "done"
         assert each["recorded"]["command"] == f"tools/record-lesson {name}"
-        assert each["recorded"]["date"] and each["recorded"]["machine"]
+        assert each["recorded"]["date"]
+        assert each["recorded"]["machine"]
         assert str(Path.home()) not in json.dumps(each)
         assert "/tmp/" not in json.dumps(each)
