@@ -24,9 +24,8 @@ from dure.launch import process_tree
 from dure.launch.agent import Agent
 from dure.launch.agent_link import AgentLink, Alone, LeaderLink
 from dure.launch.port import listen_at
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.launch.rank import Call, Command, Script
-from dure.launch.rank_store import import_torch
 from dure.launch.ranks import Ranks
 from dure.launch.restart_policy import Restart, RestartPolicy
 from dure.launch.spec import LaunchSpec
@@ -40,7 +39,7 @@ def run_team(
     spec: LaunchSpec | None = None,
     *,
     threads: int = 1,
-    preload: Sequence[str] = TORCH_WITH_DDP,
+    preload: Sequence[str] = TORCH,
     **fields: Any,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
@@ -82,7 +81,7 @@ def launch(
     extra: Sequence[str] = (),
     search_path: Sequence[str] | None = None,
 ) -> list[object]:
-    """Run `work` on every rank: start a prefork server, import torch beside it, run the agent, leave nothing behind.
+    """Run `work` on every rank: start a prefork server, run the agent, leave nothing behind.
 
     The prefork server imports `preload`, and `extra` where that starts no threads, from `search_path` (None: as a fresh
     interpreter does). Raises as `run_team` does.
@@ -92,10 +91,8 @@ def launch(
     lease = spec.joined.lease if spec.joined is not None else None
     with StopSignals(ask, lease) as stop, listen(spec.port) as listener, StateMemory() as memory:
         env = _environment(spec, env, memory)
-        processes: Ranks = _prefork(spec, env, preload, extra, search_path)
+        processes: Ranks = _prefork(spec, work, env, preload, extra, search_path)
         try:
-            with stop.obeyed_at_once():
-                import_torch()  # on one core, while the prefork server imports it on another
             return Agent(spec, work, env, _link(spec, listener, stop), processes, stop).run()
         finally:
             processes.end(spec.grace_seconds)
@@ -148,6 +145,7 @@ def _link(spec: LaunchSpec, listener: socket.socket, stop: StopSignals) -> Agent
 
 def _prefork(
     spec: LaunchSpec,
+    work: Call | Script | Command,
     env: Mapping[str, str],
     preload: Sequence[str],
     extra: Sequence[str],
@@ -158,6 +156,7 @@ def _prefork(
             [spec.folder.log(rank) for rank in range(spec.ranks)],
             preload=preload,
             extra=extra,
+            stock=not isinstance(work, Call),
             env=env,
             search_path=search_path,
             tee=spec.tee,
