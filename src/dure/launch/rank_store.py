@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import os
 import select
 import signal
@@ -30,9 +31,13 @@ def serve_store(listener: int, server_pid: int, *, on_demand: bool) -> NoReturn:
     """
     # What it could not start for goes to the launcher's stderr; later, c10d's warnings about clients without a name in
     # the DNS are nothing to warn of.
-    errors = os.dup(2)
+    errors = -1
     try:
         process_tree.die_with(server_pid)
+        with contextlib.suppress(OSError):
+            errors = os.dup(2)
+        # Where standard streams were never open, it may have the number of one.
+        listener = fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, 3)
         _close_all_but(listener, errors)
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
@@ -64,7 +69,7 @@ def serve_store(listener: int, server_pid: int, *, on_demand: bool) -> NoReturn:
 def _close_all_but(*kept: int) -> None:
     """The ranks' pipes belong to the ranks alone: a reader must see their end."""
     first = 3
-    for descriptor in sorted(kept):
+    for descriptor in sorted(fd for fd in kept if fd >= first):
         os.closerange(first, descriptor)
         first = descriptor + 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
