@@ -41,7 +41,7 @@ _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Birth:
+class RankRequest:
     """The launcher's request for one rank. `start` stays pickled: only the rank itself opens it."""
 
     rank: int
@@ -59,10 +59,10 @@ class Birth:
 
 
 @dataclass(frozen=True)
-class Births:
+class TeamRequest:
     """The launcher's request for a team."""
 
-    ranks: list[Birth]
+    ranks: list[RankRequest]
     store: bool
     """Whether a store is to be served too: the listening socket for it follows."""
 
@@ -76,7 +76,7 @@ class StoreEnded:
 
 
 @dataclass(frozen=True)
-class Born:
+class RankStarted:
     """The prefork server's word that a rank runs."""
 
     rank: int
@@ -102,7 +102,7 @@ def main(
     sockets: str | None,
     fresh_path: list[str],
 ) -> int:
-    """Import, then serve births until the launcher is gone. Returns in every rank.
+    """Import, then serve requests until the launcher is gone. Returns in every rank.
 
     `extra` is imported too, unless that starts threads, which no fork takes along. `stock`: whether ranks have a torch
     as any other interpreter has it; otherwise torch._dynamo comes on demand. `sockets` is where multiprocessing keeps
@@ -130,12 +130,12 @@ def main(
     process_tree.adopt_orphans()
     process_tree.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
     with Connection(control) as launcher_line:
-        birth = _serve(launcher_line, stock, sockets) if os.getppid() == launcher else None
-    if birth is None:
+        request = _serve(launcher_line, stock, sockets) if os.getppid() == launcher else None
+    if request is None:
         os._exit(0)  # no exit hook of a module that was imported here for others has anything to do
     from dure.launch.rank import live
 
-    return live(birth, server_pid, fresh_path, variables)
+    return live(request, server_pid, fresh_path, variables)
 
 
 def _import(modules: tuple[str, ...], extra: tuple[str, ...]) -> dict[str, dict[str, str]] | None:
@@ -183,8 +183,8 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _serve(launcher: Connection, stock: bool, sockets: str | None) -> Birth | None:
-    """Fork ranks and report their ends. Returns a Birth in a new rank, None in the prefork server at the end."""
+def _serve(launcher: Connection, stock: bool, sockets: str | None) -> RankRequest | None:
+    """Fork ranks and report their ends. Returns a RankRequest in a new rank, None in the prefork server at the end."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
@@ -199,7 +199,7 @@ def _serve(launcher: Connection, stock: bool, sockets: str | None) -> Birth | No
             _report_ends(launcher, ranks, store, shm_cleanup)
         if launcher.fileno() in ready:
             try:
-                team: Births = pickle.loads(launcher.recv_bytes())
+                team: TeamRequest = pickle.loads(launcher.recv_bytes())
                 listener = recv_handle(launcher) if team.store else None
             except (EOFError, OSError):
                 _end_descendants(list(ranks), shm_cleanup)
@@ -213,7 +213,7 @@ def _serve(launcher: Connection, stock: bool, sockets: str | None) -> Birth | No
             teams += 1
             if listener is not None:
                 store = _start_store(listener, store, on_demand=not stock)
-            for birth in team.ranks:
+            for request in team.ranks:
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -221,12 +221,12 @@ def _serve(launcher: Connection, stock: bool, sockets: str | None) -> Birth | No
                     for number in FOR_THE_LAUNCHER:
                         signal.signal(number, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, signal.default_int_handler)
-                    others = {fd for other in team.ranks if other is not birth for fd in other.descriptors}
+                    others = {fd for other in team.ranks if other is not request for fd in other.descriptors}
                     for fd in (wake_read, wake_write, *others):
                         os.close(fd)
-                    return birth
-                ranks[pid] = birth.rank
-                _tell(launcher, Born(birth.rank, pid))
+                    return request
+                ranks[pid] = request.rank
+                _tell(launcher, RankStarted(request.rank, pid))
 
 
 def _start_store(listener: int, before: int, *, on_demand: bool) -> int:
@@ -259,7 +259,7 @@ def _report_ends(launcher: Connection, ranks: dict[int, int], store: int, shm_cl
             _tell(launcher, StoreEnded(os.waitstatus_to_exitcode(status), time.monotonic_ns()))
 
 
-def _tell(launcher: Connection, message: Born | Ended | StoreEnded) -> None:
+def _tell(launcher: Connection, message: RankStarted | Ended | StoreEnded) -> None:
     with contextlib.suppress(OSError):  # the launcher is gone; the next read of its socket says so
         launcher.send(message)
 

@@ -23,7 +23,15 @@ from dure.base.errors import Failure, RankFailed
 from dure.base.say import say
 from dure.launch import process_tree
 from dure.launch.failure import ended_without_report, exit_words, seconds_since
-from dure.launch.prefork import FOR_THE_LAUNCHER, Birth, Births, Born, Ended, StoreEnded, command
+from dure.launch.prefork import (
+    FOR_THE_LAUNCHER,
+    Ended,
+    RankRequest,
+    RankStarted,
+    StoreEnded,
+    TeamRequest,
+    command,
+)
 from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
 
@@ -127,18 +135,20 @@ class Ranks:
         check: Callable[[], None],
         listener: socket.socket | None = None,
     ) -> None:
-        """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise.
+        """Start the ranks, and wait until all have started; `check` is called meanwhile and may raise.
 
         With a `listener`, which is closed here, a new store is served there until the next team starts.
         """
-        births = []
+        requests = []
         for start in starts:
             out, err = (
                 self._passthrough.ends(self.numbers.index(start.rank)) if self._passthrough else (None, None)
             )
-            births.append(Birth(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank]))
+            requests.append(
+                RankRequest(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank])
+            )
         with contextlib.suppress(OSError):  # a prefork server that is gone is noticed below
-            self._line.send_bytes(pickle.dumps(Births(births, store=listener is not None)))
+            self._line.send_bytes(pickle.dumps(TeamRequest(requests, store=listener is not None)))
             if listener is not None:
                 send_handle(self._line, listener.fileno(), None)
         if listener is not None:
@@ -170,7 +180,7 @@ class Ranks:
         try:
             while self._line.poll(0):
                 match self._line.recv():
-                    case Born(rank, pid):
+                    case RankStarted(rank, pid):
                         self.pids[rank] = pid
                         # A pid may come to mean another process; this descriptor always means the rank.
                         with contextlib.suppress(OSError):
@@ -353,7 +363,7 @@ def _socket_folder() -> str | None:
 
 @contextlib.contextmanager
 def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Have a process that is started within born deaf to these signals; for this one they come a moment later."""
+    """Start a process within that ignores these signals from the start; for this one they come a moment later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
