@@ -19,6 +19,7 @@ from dure.base import open_files
 from dure.base.errors import UsageError
 from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
+from dure.comm.topology import RUN_VARIABLE
 from dure.config.limits import MOST_RANKS
 from dure.launch import process_tree
 from dure.launch.agent import Agent
@@ -67,7 +68,7 @@ def run_team(
         # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
         "PYTHONHASHSEED": "0",
         # Its heartbeat file; a rank that writes elsewhere would be taken for hung.
-        "DURE_RUN": str(spec.folder.path.absolute()),
+        RUN_VARIABLE: str(spec.folder.path.absolute()),
     }
     call = Call(entry, pickle.dumps(args), threads, spec.folder, search_path)
     return launch(spec, call, env, preload=(*preload, entry.partition(":")[0]), search_path=search_path)
