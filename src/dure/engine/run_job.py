@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,6 +34,7 @@ from dure.launch.nodes.join import Joined, Nodes, join
 from dure.launch.nodes.key_by_hand import wait_for_key_file
 from dure.launch.restart_policy import Restart
 from dure.launch.run_lock import RunLock
+from dure.launch.script import say_restart
 from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run, record_restart
 from dure.observe.display import Display
@@ -217,20 +218,31 @@ def run_script_on_nodes(
     *,
     module: bool,
     cold: bool,
-    grace_seconds: float,
+    spec: LaunchSpec,
 ) -> int:
-    """This node's ranks of a script that runs on several; every node keeps its own logs."""
+    """This node's ranks of a script that runs on several; every node keeps its own logs. `spec` is what it has in
+    common with a script on one."""
     lease = Lease()
+    nodes = replace(nodes, max_restarts=spec.max_restarts, script=spec.script)
     with StopSignals() as stop, join(nodes, key, lease, lambda: folder.path, say, stop.check) as joined:
 
         def tell(formed: Team) -> None:
             if nodes.leads:
                 say(formed.where)
 
-        spec = LaunchSpec(
-            ranks=nodes.ranks, folder=folder, grace_seconds=grace_seconds, joined=joined, on_team=tell
-        )
-        return run_script(target, argv, spec, module=module, cold=cold)
+        def tick() -> None:
+            for news in _drain(joined):
+                if isinstance(news, Restart):
+                    record_restart(folder, news)
+                    say_restart(news)
+                else:
+                    say(news)
+
+        try:
+            spec = replace(spec, joined=joined, on_team=tell, on_tick=tick)
+            return run_script(target, argv, spec, module=module, cold=cold)
+        finally:
+            tick()
 
 
 def nodes_of_script(target: str, count: int, node_rank: int | None, leader: str | None, ranks: int) -> Nodes:
@@ -416,7 +428,7 @@ def new_run(
     """
     path = run_dir or named_by_time(name)
     folder = RunFolder(path.absolute())
-    if folder.job.exists() and fresh:
+    if fresh and (folder.job.exists() or folder.script.exists()):
         _set_aside(folder)
     elif folder.job.exists() and not goes_on:
         raise UsageError(

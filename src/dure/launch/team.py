@@ -91,7 +91,11 @@ def launch(
     _prepare(spec)
     ask = None if spec.ask_to_stop is None else lambda name: _ask(spec, name, processes)
     lease = spec.joined.lease if spec.joined is not None else None
-    with StopSignals(ask, lease) as stop, listen(spec.port) as listener, StateMemory() as memory:
+    with (
+        StopSignals(ask, lease, lambda: spec.stops_at_a_step) as stop,
+        listen(spec.port) as listener,
+        StateMemory() as memory,
+    ):
         env = _environment(spec, env, memory)
         processes: Ranks = _prefork(spec, env, preload, extra, search_path)
         try:
@@ -122,7 +126,7 @@ def _environment(spec: LaunchSpec, env: Mapping[str, str], memory: StateMemory) 
     return {
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         **env,
-        **(memory.environment if spec.max_restarts else {}),
+        **(memory.environment if spec.max_restarts or spec.script is not None else {}),
         **(spec.joined.environment if spec.joined is not None else {}),
     }
 
@@ -143,7 +147,7 @@ def _link(spec: LaunchSpec, listener: socket.socket, stop: StopSignals) -> Agent
 
     if spec.joined is not None:
         return LeaderLink(spec.joined.member, check, spec.on_team, spec.to_json)
-    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks)
+    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks, spec.script)
     return Alone(listener, policy, restarted, stopping)
 
 
@@ -210,6 +214,7 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
         ):  # a request that came since is for this run
             folder.stop.unlink()
     folder.restarts.unlink(missing_ok=True)
+    folder.script.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.heartbeat(rank)):
             path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -110,10 +111,14 @@ class _OneLine:
         if not isinstance(error, DureError):
             self._before(kind, error, trace)
             return
-        if self.says_resumable or not isinstance(error, Resumable):
+        if not isinstance(error, Resumable):
             say(str(error))
-        if isinstance(error, Resumable):
-            raise SystemExit(error.exit_code)  # the interpreter ends with it, in order
+            return
+        if self.says_resumable:
+            # torch's own hook around this one collects what is said, and loses it below.
+            with contextlib.redirect_stderr(sys.__stderr__):
+                say(str(error))
+        raise SystemExit(error.exit_code)  # the interpreter ends with it, in order
 
 
 def _tell_errors_in_one_line(*, says_resumable: bool = True) -> None:
