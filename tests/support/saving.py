@@ -1,5 +1,5 @@
-"""A script of somebody's own: two models that train each other, an average of one, values of its own; it saves, and goes
-on from what it has saved. What it comes to is in the file that it is given."""
+"""A script of somebody's own: two models, an average of one, values of its own; it saves, and goes on from what it has
+saved. What it comes to is in the file that it is given."""
 
 import argparse
 import json
@@ -79,7 +79,12 @@ def main():
             name: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
             for name, optimizer in optimizers.items()
         }
-        extra = {"average": average, "seen": Seen(), "best": float("inf"), "last": torch.full((3,), torch.inf)}
+        extra = {
+            "average": average,
+            "seen": Seen(),
+            "best": float("inf"),
+            "last": torch.full((3,), torch.inf),
+        }
         batches = team.batches(Points(), global_batch=args.batch, steps=args.steps)
         saved = team.checkpoint(
             model=models,
@@ -97,8 +102,12 @@ def main():
             if batch.step == args.stop_at and team.rank == team.topology.size - 1:
                 os.kill(os.getpid(), getattr(signal, args.by))
             losses = [
-                team.step(models["net"], optimizers["net"], batch, F.cross_entropy, schedule=schedules["net"]),
-                team.step(models["critic"], optimizers["critic"], batch, of_critic, schedule=schedules["critic"]),
+                team.step(
+                    models["net"], optimizers["net"], batch, F.cross_entropy, schedule=schedules["net"]
+                ),
+                team.step(
+                    models["critic"], optimizers["critic"], batch, of_critic, schedule=schedules["critic"]
+                ),
             ]
             average.update_parameters(net)
             extra["seen"].losses.append(losses)
@@ -109,7 +118,13 @@ def main():
             time.sleep(args.nap)
             saved.save_if_due()
         if team.is_leader:
-            values = [extra["seen"].losses, extra["seen"].ids.tolist(), extra["best"], str(extra["last"]), extra["began"]]
+            values = [
+                extra["seen"].losses,
+                extra["seen"].ids.tolist(),
+                extra["best"],
+                str(extra["last"]),
+                extra["began"],
+            ]
             found = [weights_sha256(module) for module in (net, critic, average)]
             with open(args.out, "w") as file:
                 json.dump({"found": found, "values": values, "steps": saved.step}, file)
