@@ -19,7 +19,10 @@ class Run:
 
     def __init__(self, seed, steps=0, **extra):
         torch.manual_seed(seed)
-        self.models = [torch.nn.Linear(4, 3), torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))]
+        self.models = [
+            torch.nn.Linear(4, 3),
+            torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)),
+        ]
         self.optimizers = [
             torch.optim.AdamW(self.models[0].parameters(), lr=0.1 + seed),
             torch.optim.SGD(self.models[1].parameters(), lr=0.2, momentum=0.9),
@@ -32,13 +35,17 @@ class Run:
             for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
                 optimizer.step()
                 schedule.step()
+                optimizer.zero_grad()
             self.average.update_parameters(self.models[0])
             self.extra["at"] += 1
         self.replica = (one_module(self.models), one_optimizer(self.optimizers), one_schedule(self.schedules))
 
     def state(self, parts=3):
         """As shares of several ranks, put together; through JSON, as a file has it."""
-        takes = [Capture(*self.replica, Extra(self.extra)).take({"step": 2}, Share(at, parts)) for at in range(parts)]
+        takes = [
+            Capture(*self.replica, Extra(self.extra)).take({"step": 2}, Share(at, parts))
+            for at in range(parts)
+        ]
         memory = torch.zeros(takes[0].table.nbytes, dtype=torch.uint8)
         for take in takes:
             take.copy_into(memory)
