@@ -151,7 +151,8 @@ class Agent:
     def _end_ranks(self) -> None:
         """End the ranks: by the signal that asked for it, where there is one. A further signal ends the grace."""
         grace, asked = self._spec.grace_seconds, self._stop.received
-        tell_at = time.monotonic() + (0.0 if asked is not None else _SHORT_SECONDS)
+        at_once = asked is not None and not self._is_stopping
+        tell_at = time.monotonic() + (0.0 if at_once else _SHORT_SECONDS)
         told = False
 
         def hurry() -> bool:
