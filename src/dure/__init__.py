@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dure.comm.topology import Topology, arguments
     from dure.data.batches import Batch, Batches
     from dure.step.evaluation import EvalResult
-    from dure.team import Checkpoint, Team, start
+    from dure.team import Checkpoint, Team, attach, start
     from dure.team.heartbeat import heartbeat
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "Topology",
     "__version__",
     "arguments",
+    "attach",
     "heartbeat",
     "start",
 ]
@@ -37,6 +38,7 @@ _HOMES = {
     "Team": "dure.team",
     "Topology": "dure.comm.topology",
     "arguments": "dure.comm.topology",
+    "attach": "dure.team",
     "heartbeat": "dure.team.heartbeat",
     "start": "dure.team",
 }
