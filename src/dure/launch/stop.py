@@ -32,14 +32,21 @@ class StopSignals:
     note of its pid; a second Ctrl-C could strike the clearing up after the first.
     """
 
-    def __init__(self, ask_ranks: Callable[[str], None] | None = None, lease: Lease | None = None) -> None:
-        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal.
+    def __init__(
+        self,
+        ask_ranks: Callable[[str], None] | None = None,
+        lease: Lease | None = None,
+        can_ask: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal; `can_ask` says whether
+        they would, by now.
 
         The end of the `lease` is looked for at the same times, and comes before any signal.
         """
         self.asked_at: float | None = None
         """When the ranks were asked to stop at a step (`time.monotonic`), by a signal or by `asked_elsewhere`."""
         self._ask_ranks = ask_ranks
+        self._can_ask = can_ask
         self._lease = lease
         self._received: list[signal.Signals] = []
         self._before: dict[signal.Signals, Any] = {}
@@ -88,18 +95,23 @@ class StopSignals:
         """
         if self._lease is not None:
             self._lease.check()
+        if not self._received:
+            return
+        ask = self._ask_ranks if self.asked_at is not None or self._can_ask() else None
+        if ask is None:  # nobody asks such ranks anything: for them it means nothing
+            self._received = [number for number in self._received if number not in _NOT_FOR_US]
         first = self.received
         if first is None:
             return
         if signal.SIGHUP in self._received:
             _forget_closed_output()
-        if gently and self._ask_ranks is not None and first in _GENTLE and not self.again():
+        if gently and ask is not None and first in _GENTLE and not self.again():
             if self.asked_at is None:
                 self.asked_at = time.monotonic()
-                self._ask_ranks(in_words(first))
+                ask(in_words(first))
             return
         last = next((number for number in reversed(self._received) if number is not signal.SIGHUP), first)
-        how = "at once " if self._ask_ranks is not None or self.again() else ""
+        how = "at once " if ask is not None or self.again() else ""
         raise StoppedAtOnce(f"stopped {how}by {in_words(last)}; all ranks are ended.", 128 + last)
 
 

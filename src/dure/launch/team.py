@@ -19,6 +19,7 @@ from dure.base import open_files
 from dure.base.errors import UsageError
 from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
+from dure.comm.topology import RUN_VARIABLE
 from dure.config.limits import MOST_RANKS
 from dure.launch import process_tree
 from dure.launch.agent import Agent
@@ -66,7 +67,7 @@ def run_team(
         # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
         "PYTHONHASHSEED": "0",
         # Its heartbeat file; a rank that writes elsewhere would be taken for hung.
-        "DURE_RUN": str(spec.folder.path.absolute()),
+        RUN_VARIABLE: str(spec.folder.path.absolute()),
     }
     call = Call(entry, pickle.dumps(args), threads, spec.folder, search_path)
     return launch(spec, call, env, preload=(*preload, entry.partition(":")[0]), search_path=search_path)
@@ -89,7 +90,11 @@ def launch(
     _prepare(spec)
     ask = None if spec.ask_to_stop is None else lambda name: _ask(spec, name, processes)
     lease = spec.joined.lease if spec.joined is not None else None
-    with StopSignals(ask, lease) as stop, listen(spec.port) as listener, StateMemory() as memory:
+    with (
+        StopSignals(ask, lease, lambda: spec.stops_at_a_step) as stop,
+        listen(spec.port) as listener,
+        StateMemory() as memory,
+    ):
         env = _environment(spec, env, memory)
         processes: Ranks = _prefork(spec, work, env, preload, extra, search_path)
         try:
@@ -118,7 +123,7 @@ def _environment(spec: LaunchSpec, env: Mapping[str, str], memory: StateMemory) 
     return {
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         **env,
-        **(memory.environment if spec.max_restarts else {}),
+        **(memory.environment if spec.max_restarts or spec.script is not None else {}),
         **(spec.joined.environment if spec.joined is not None else {}),
     }
 
@@ -139,7 +144,7 @@ def _link(spec: LaunchSpec, listener: socket.socket, stop: StopSignals) -> Agent
 
     if spec.joined is not None:
         return LeaderLink(spec.joined.member, check, spec.on_team, spec.to_json)
-    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks)
+    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks, spec.script)
     return Alone(listener, policy, restarted, stopping)
 
 
@@ -208,6 +213,7 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
         ):  # a request that came since is for this run
             folder.stop.unlink()
     folder.restarts.unlink(missing_ok=True)
+    folder.script.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.heartbeat(rank)):
             path.unlink(missing_ok=True)
