@@ -40,10 +40,14 @@ def test_a_thousand_random_reduces_on_every_number_of_ranks(ranks, tmp_path):
 
 
 def is_flat(seen, allowed=8 << 20):
-    """Memory and descriptors of the second half of a run do not grow."""
-    half = len(seen) // 2
+    """Memory and descriptors of the second half of a run do not grow.
+
+    Memory by the least of each end of it: what the collector or the communication thread has yet to release comes and
+    goes by some buckets, while a leak raises the least too.
+    """
+    half, end = len(seen) // 2, max(len(seen) // 6, 1)
     memory, files = zip(*seen[half:], strict=True)
-    return memory[-1] - memory[0] < allowed and files[-1] <= files[0]
+    return min(memory[-end:]) - min(memory[:end]) < allowed and files[-1] <= files[0]
 
 
 def test_reduces_and_buckets_made_anew_leave_memory_descriptors_and_dev_shm_as_they_were(tmp_path):

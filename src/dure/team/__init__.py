@@ -12,7 +12,8 @@
 `dure train` runs on the same class.
 """
 
+from dure.team.attached import Attached, attach
 from dure.team.joining import start
 from dure.team.team import Loss, Team
 
-__all__ = ["Loss", "Team", "start"]
+__all__ = ["Attached", "Loss", "Team", "attach", "start"]

@@ -134,10 +134,8 @@ class Team:
         """The model as a real DDP whose replicas are verified to start as the same bits.
 
         Say `find_unused` when some parameters take no part in the first batch's shards; else that is refused.
-        `known` is an earlier probe's result, of weights that were verified; without it the first step probes the model.
+        `known` is an earlier probe's result, of a model after `verify_start`; without it the first step probes it.
         """
-        refuse_what_cannot_be_exact(module)
-        module.to(self.setting.device)
         if known is None:
             self.verify_start(module)
         busy = self.topology.local_size * self.threads
@@ -157,7 +155,9 @@ class Team:
         return model
 
     def verify_start(self, module: torch.nn.Module) -> None:
-        """Raise unless all ranks hold the same first weights."""
+        """Move the model to its device; raise unless it can be exact and all ranks hold the same first weights."""
+        refuse_what_cannot_be_exact(module)
+        module.to(self.setting.device)
         with self._calls.inside("replicate"):
             same_start(module, self.group)
 
@@ -334,9 +334,10 @@ class Team:
         batch: int,
         collate: Callable[[list[Any]], Any] | None = None,
         fresh: Callable[[], Dataset[Any]] | None = None,
+        name: str = "the evaluation data",
     ) -> None:
         """Look at the evaluation data, and try the measures on its smallest part, before anything is trained."""
-        batches = self._eval_batches(dataset, batch, 0, collate, fresh)
+        batches = self._eval_batches(dataset, batch, 0, collate, fresh, name)
         rehearse(model.module, batches, _summed(measures), self.setting)
 
     def prove(
@@ -387,11 +388,11 @@ class Team:
         workers: int,
         collate: Callable[[list[Any]], Any] | None,
         fresh: Callable[[], Dataset[Any]] | None,
+        name: str = "the evaluation data",
     ) -> Batches:
         seed, place = self.setting.seed, "eval sample"
         if id(dataset) not in self._evaluated:  # looked at when it is used for the first time
-            key = "the evaluation data"
-            samples = check_dataset(dataset, key, seed, self.group, place=place, fresh=fresh)
+            samples = check_dataset(dataset, name, seed, self.group, place=place, fresh=fresh)
             self._evaluated[id(dataset)] = (dataset, samples)
         cut = Split(self._evaluated[id(dataset)][1], batch, self.setting.shards)
         rank, ranks = (self.rank, self.topology.size) if self.setting.sync else (0, 1)
