@@ -105,7 +105,7 @@ def test_a_report_is_one_file_with_the_same_views(finished, watched, opened, tmp
 def test_a_run_that_is_deleted_while_it_is_watched_is_said_to_be_gone(finished, watched, opened, tmp_path):
     import shutil
 
-    from conftest import serving
+    from page.conftest import serving
 
     copy = tmp_path / "runs" / "copy"
     shutil.copytree(watched.run, copy)
