@@ -110,9 +110,11 @@ def run_server(listener: socket.socket, application: Any) -> None:
         server_header=False,
         timeout_graceful_shutdown=2,
     )
+    # uvicorn stops at these signals and then sends them again, to whom they were meant for.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])
     finally:
         listener.close()
 

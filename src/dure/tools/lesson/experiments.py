@@ -46,9 +46,10 @@ class Experiment:
 def _task(folder: Path, task: str, ranks: int, arguments: str, label: str | None = None) -> Command:
     rows = folder / (label or task)
     rows.mkdir()
-    argv = (*DURE, "run", "--ranks", str(ranks), "--run-dir", str(folder / f"{label or task}-run"))
-    argv += ("-m", "dure.tools.lesson.tasks", task, arguments, str(rows))
-    return Command(label or task, argv, rows=rows)
+    run = (*DURE, "run", "--ranks", str(ranks), "--run-dir", str(folder / f"{label or task}-run"))
+    return Command(
+        label or task, (*run, "-m", "dure.tools.lesson.tasks", task, arguments, str(rows)), rows=rows
+    )
 
 
 def _train(job: Path, label: str, *options: str) -> Command:
