@@ -61,7 +61,8 @@ def test_the_public_names_are_pinned():
     import dure as package
 
     assert sorted(package.__all__) == [
-        "Batch", "Batches", "EvalResult", "Team", "Topology", "__version__", "arguments", "attach", "start",
+        "Batch", "Batches", "Checkpoint", "EvalResult", "Team", "Topology", "__version__", "arguments", "attach",
+        "heartbeat", "start",
     ]  # fmt: skip
     for name in package.__all__:
         assert getattr(package, name) is not None

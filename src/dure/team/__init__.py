@@ -13,7 +13,8 @@
 """
 
 from dure.team.attached import Attached, attach
+from dure.team.checkpoint import Checkpoint
 from dure.team.joining import start
 from dure.team.team import Loss, Team
 
-__all__ = ["Attached", "Loss", "Team", "attach", "start"]
+__all__ = ["Attached", "Checkpoint", "Loss", "Team", "attach", "start"]
