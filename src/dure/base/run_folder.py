@@ -78,6 +78,11 @@ class RunFolder:
         """What this rank does right now (a few bytes, mapped by the rank and the launcher)."""
         return self.path / "heartbeat" / f"rank-{rank}"
 
+    @property
+    def page(self) -> Path:
+        """What `dure page` keeps to be quick with long runs; it can be deleted at any time."""
+        return self.path / "page"
+
     def create(self) -> None:
         """Make the folders that the ranks write into; PermissionError when one of them is another user's."""
         make_own_folder(self.path)

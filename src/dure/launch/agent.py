@@ -2,7 +2,8 @@
 
 The loop is ours, not torch's elastic agent: that one joins ended ranks without a deadline, waits 30 s for ranks that
 cannot take SIGTERM, never notices a rank that left with `os._exit(0)`, and learns nothing of lost nodes. Ranks still
-find torchrun's environment (`rank_environment`); of torch, only the TCP store is used here (`rank_store`).
+find torchrun's environment (`rank_environment`); of torch, only the TCP store is used (`rank_store`), in a
+process of its own: this one never imports torch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dure.base.errors import Failure, RankFailed, Resumable
@@ -80,17 +82,19 @@ class Agent:
         """Run teams until one ends well; return its ranks' values. Raises what the run ends with; no rank runs then."""
         try:
             while True:
-                self._start_ranks(self._link.form())
+                self._start_ranks(*self._link.form())
                 if self._monitor():
                     return self._values()
                 self._clear_ranks()
         finally:
             self._end_ranks()
 
-    def _start_ranks(self, team: Team) -> None:
+    def _start_ranks(self, team: Team, listener: socket.socket | None) -> None:
         self._ranks.renumber(team.first_rank, team.local_ranks)
         starts = [self._rank_start(team, local_rank) for local_rank in range(team.local_ranks)]
-        self._ranks.start(starts, _START_SECONDS, self._check)
+        # While no rank has run there is nothing to save.
+        first = team.number <= 1 and team.restarts == 0
+        self._ranks.start(starts, _START_SECONDS, partial(self._check, gently=not first), listener)
 
     def _rank_start(self, team: Team, local_rank: int) -> RankStart:
         folder, rank = self._spec.folder, team.first_rank + local_rank
@@ -110,7 +114,7 @@ class Agent:
             False  # whether the link knows how this node's ranks ended: what is left is to hear its decision
         )
         while True:
-            time.sleep(_LOOK_SECONDS)
+            self._ranks.wait(_LOOK_SECONDS)
             self._check()
             self._ranks.poll()
             if not told:
@@ -186,7 +190,10 @@ class Agent:
     def _all_ended_well(self) -> bool:
         """Whether all ranks have ended well; raises RankFailed with the cause when one has failed or hangs."""
         ranks = self._ranks
-        if failures := [failure for rank in ranks.numbers if (failure := self._failure(rank)) is not None]:
+        failures = [failure for rank in ranks.numbers if (failure := self._failure(rank)) is not None]
+        if len(ranks.ended) < ranks.count and ranks.store_failure is not None:
+            failures.append(ranks.store_failure)
+        if failures:
             # The rank that failed first may still unwind, and explain the others.
             if (cause := settled_cause(failures, ranks.count - len(failures))) is not None:
                 raise RankFailed(cause)
@@ -202,9 +209,9 @@ class Agent:
             self._watch.look()
         return False
 
-    def _check(self) -> None:
+    def _check(self, *, gently: bool = True) -> None:
         """Raise what a signal, the lease or the stop deadline asks for; call `on_tick` when it is time."""
-        self._stop.check()
+        self._stop.check(gently=gently)
         now = time.monotonic()
         if self._spec.stops_at_a_step:
             self._look_for_stop(now)

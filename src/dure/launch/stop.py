@@ -6,12 +6,11 @@ Where ranks can stop at a step and save, the first one asks them to; a second on
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -50,7 +49,6 @@ class StopSignals:
         self._can_ask = can_ask
         self._lease = lease
         self._received: list[signal.Signals] = []
-        self._at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -89,12 +87,9 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
-        if self._at_once:
-            self._at_once = False
-            self.check(gently=False)
 
     def check(self, *, gently: bool = True) -> None:
-        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, only for a second one.
+        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, `gently`, only for a second one.
 
         Raises LeaseOver when the lease has ended.
         """
@@ -118,17 +113,6 @@ class StopSignals:
         last = next((number for number in reversed(self._received) if number is not signal.SIGHUP), first)
         how = "at once " if ask is not None or self.again() else ""
         raise StoppedAtOnce(f"stopped {how}by {in_words(last)}; all ranks are ended.", 128 + last)
-
-    @contextlib.contextmanager
-    def obeyed_at_once(self) -> Iterator[None]:
-        """Let a signal raise right away, in a stretch of code where that harms nothing."""
-        self._at_once = True
-        try:
-            self.check(gently=False)
-            yield
-        finally:
-            self._at_once = False
-        self.check(gently=False)
 
 
 def _pass(number: int, frame: FrameType | None) -> None:

@@ -25,9 +25,8 @@ from dure.launch import process_tree
 from dure.launch.agent import Agent
 from dure.launch.agent_link import AgentLink, Alone, LeaderLink
 from dure.launch.port import listen_at
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.launch.rank import Call, Command, Script
-from dure.launch.rank_store import import_torch
 from dure.launch.ranks import Ranks
 from dure.launch.restart_policy import Restart, RestartPolicy
 from dure.launch.spec import LaunchSpec
@@ -41,7 +40,7 @@ def run_team(
     spec: LaunchSpec | None = None,
     *,
     threads: int = 1,
-    preload: Sequence[str] = TORCH_WITH_DDP,
+    preload: Sequence[str] = TORCH,
     **fields: Any,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
@@ -83,7 +82,7 @@ def launch(
     extra: Sequence[str] = (),
     search_path: Sequence[str] | None = None,
 ) -> list[object]:
-    """Run `work` on every rank: start a prefork server, import torch beside it, run the agent, leave nothing behind.
+    """Run `work` on every rank: start a prefork server, run the agent, leave nothing behind.
 
     The prefork server imports `preload`, and `extra` where that starts no threads, from `search_path` (None: as a fresh
     interpreter does). Raises as `run_team` does.
@@ -97,10 +96,8 @@ def launch(
         StateMemory() as memory,
     ):
         env = _environment(spec, env, memory)
-        processes: Ranks = _prefork(spec, env, preload, extra, search_path)
+        processes: Ranks = _prefork(spec, work, env, preload, extra, search_path)
         try:
-            with stop.obeyed_at_once():
-                import_torch()  # on one core, while the prefork server imports it on another
             return Agent(spec, work, env, _link(spec, listener, stop), processes, stop).run()
         finally:
             processes.end(spec.grace_seconds)
@@ -153,6 +150,7 @@ def _link(spec: LaunchSpec, listener: socket.socket, stop: StopSignals) -> Agent
 
 def _prefork(
     spec: LaunchSpec,
+    work: Call | Script | Command,
     env: Mapping[str, str],
     preload: Sequence[str],
     extra: Sequence[str],
@@ -163,6 +161,7 @@ def _prefork(
             [spec.folder.log(rank) for rank in range(spec.ranks)],
             preload=preload,
             extra=extra,
+            stock=not isinstance(work, Call),
             env=env,
             search_path=search_path,
             tee=spec.tee,

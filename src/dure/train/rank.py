@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -28,6 +29,9 @@ from dure.step.lockstep import StepResult, probe_on
 from dure.team import Team, start
 from dure.train.parts import Parts
 from dure.train.progress import Progress
+
+_MEMORY_SECONDS = 5.0
+"""Between two looks at how much memory the rank holds."""
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -68,6 +72,9 @@ class Run:
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
     at: Progress = field(default_factory=Progress)
+    saving_seconds: float = 0.0
+    """Of this thread, since the last step was recorded."""
+    _memory_at: float = -math.inf
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
@@ -118,7 +125,7 @@ class Run:
             self.record(batch, result, norm, update_seconds)
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
-            self.checkpoints.save_if_due(result.flags)
+            self.save_if_due(result.flags)
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - evaluating
         if not self.at.evaluated:
@@ -167,9 +174,11 @@ class Run:
                 samples=len(batch.ids),
                 samples_of_batch=batch.size,
                 seconds={
+                    "save": round(self.saving_seconds, 6),
                     "data": round(batch.waited_seconds, 6),
                     "compute": round(result.compute_seconds, 6),
                     "exchange": round(result.exchange_seconds, 6),
+                    "wait": round(result.wait_seconds, 6),
                     "update": round(update_seconds, 6),
                 },
                 lr=self.optimizer.param_groups[0]["lr"],
@@ -178,6 +187,16 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        self.saving_seconds = 0.0
+        if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
+            self._memory_at = time.monotonic()
+            self.recorder.record(events.MemoryUsed(batch.step, _resident_bytes()))
+
+    def save_if_due(self, flags: int) -> None:
+        """Keep or save the run's state, as far as a step asks for it; most of that is done off this thread."""
+        began = time.perf_counter()
+        self.checkpoints.save_if_due(flags)
+        self.saving_seconds += time.perf_counter() - began
 
     def prove(self) -> str | None:
         """All replicas compare their state; nothing to compare when they train apart."""
@@ -341,9 +360,18 @@ class Run:
                 steps=self.batches.steps,
                 session=self.session,
                 start=self.start,
+                node=self.team.topology.node,
             )
         )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.recorder.record(events.Noted(text))
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:  # no /proc in some sandboxes
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
