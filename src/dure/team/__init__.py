@@ -13,6 +13,7 @@
 """
 
 from dure.team.joining import start
-from dure.team.team import Loss, Team
+from dure.team.steps import Loss
+from dure.team.team import Team
 
 __all__ = ["Loss", "Team", "start"]
