@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dure.base.errors import UsageError
 from dure.comm.group import Group
 from dure.comm.raise_on_all import raise_on_all
-from dure.observe.loggers import LogWriter, Run, open_writer
+from dure.observe.loggers import LogWriter, Row, Run, open_writer
 from dure.observe.loggers.writer import CLOSE_SECONDS, numbers_in
 
 AFTER_A_FAILURE_SECONDS = 10.0
@@ -23,16 +21,14 @@ class TeamLogs:
         self._is_open = False
         self._writer: LogWriter | None = None
 
-    def open(
-        self, names: Sequence[str], folder: Path, name: str, project: str, config: Mapping[str, Any]
-    ) -> None:
+    def open(self, names: Sequence[str], run: Run, history: Callable[[], Iterable[Row]] = tuple) -> None:
         """Open them on rank 0; what is wrong there is raised on all. A collective call."""
         if self._is_open:
             raise UsageError("team.log_to was called already; name all loggers at once")
 
         def opened() -> str:
             if self._group.rank == 0:
-                self._writer = open_writer(names, Run(folder, name, project, config))
+                self._writer = open_writer(names, run, history=history)
             return ""
 
         raise_on_all(self._group, "opening loggers", opened)

@@ -27,6 +27,7 @@ from dure.comm.topology import Topology
 from dure.data.batches import Batch, Batches
 from dure.data.shards import SplitKind
 from dure.observe.heartbeat import Heartbeat, Phase
+from dure.observe.loggers import Run
 from dure.observe.results import Apart
 from dure.proof.verify_replicas import how_far_apart, prove_same
 from dure.step.evaluation import EvalResult, evaluate, rehearse
@@ -58,6 +59,14 @@ from dure.weights.load import How
 from dure.weights.load_group import LoadContext
 from dure.weights.loader import Loader, Model
 
+PUBLIC = (
+    "topology", "rank", "is_leader", "device", "threads",
+    "load", "replicate", "shard_optimizer", "batches",
+    "step", "forward_backward", "update", "discard", "evaluate",
+    "prove", "how_far_apart", "print", "barrier", "gather", "on_leader", "log_to", "log", "done",
+)  # fmt: skip
+"""What scripts may use of a team; all else is for the other rooms of dure, and may change without notice."""
+
 
 class Team:
     """This rank's place in the team, and everything it does together with the others."""
@@ -84,7 +93,7 @@ class Team:
         self._exchangers = exchangers
         self._replicas = Replicas()
         self._sharded = ShardedOptimizers(topology, setting, self.group)
-        self._logs = TeamLogs(self.group)
+        self.logs = TeamLogs(self.group)
         self._data = TeamData(topology, setting, self.group, heartbeat)
 
     @property
@@ -138,11 +147,11 @@ class Team:
         is missing is an error here; one that fails later never stops training.
         """
         with self._calls.inside("log_to"):
-            self._logs.open(loggers, Path(folder), name, project, config or {})
+            self.logs.open(loggers, Run(Path(folder), name, project, config or {}))
 
     def log(self, values: Mapping[str, Any], *, step: int) -> None:
         """Log numbers of a step, on whatever rank: rank 0's count. Returns at once."""
-        self._logs.log(values, step)
+        self.logs.log(values, step)
 
     def exchanger(self) -> Exchanger:
         """A new exchanger of gradients, for one thread; a collective call."""
@@ -420,7 +429,7 @@ class Team:
         """Leave the team: threads end first, then the process groups."""
         self.heartbeat.beat(-1, Phase.DONE)
         self._calls.leave()
-        self._logs.close()
+        self.logs.close()
         self._replicas.close()
         self._sharded.close()
         self.heartbeat.close()
@@ -436,6 +445,6 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._logs.close(after_a_failure=error is not None)
+        self.logs.close(after_a_failure=error is not None)
         if error is None or self.topology.size == 1:
             self.done()  # after a failure others may wait in a collective, and leaving would wait for them

@@ -105,7 +105,7 @@ class Run:
             )
         self.schedule = parts.schedule(self.optimizer)
         self.hooks = HookCalls(parts.hooks(), self.team)
-        self.log = JobLog(self.loaded, self.folder.path, self.team)
+        self.log = JobLog(self.loaded, self.folder, self.team, self.recorder)
         self.recipe = self._agree_on_recipe()
         self.checkpoints = self._checkpoint_manager()
         self.checkpoints.resume()

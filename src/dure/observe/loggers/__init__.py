@@ -7,7 +7,7 @@ identity.py     the run's id, and the last step that was logged, kept in the run
 writer.py       the queue and the thread
 """
 
-from dure.observe.loggers.backend import NAMES, Backend, Run, refuse_missing
+from dure.observe.loggers.backend import NAMES, Backend, Row, Run, refuse_missing
 from dure.observe.loggers.writer import LogWriter, open_writer
 
-__all__ = ["NAMES", "Backend", "LogWriter", "Run", "open_writer", "refuse_missing"]
+__all__ = ["NAMES", "Backend", "LogWriter", "Row", "Run", "open_writer", "refuse_missing"]

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from dure.base.files import make_own_folder
@@ -24,10 +24,19 @@ _TRIES = 3
 class LogWriter:
     """Writes one run to several loggers. What goes wrong is told once, and never stops training."""
 
-    def __init__(self, names: Sequence[str], run: Run, tell: Callable[[str], None] = say) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        run: Run,
+        tell: Callable[[str], None] = say,
+        history: Callable[[], Iterable[Row]] = tuple,
+    ) -> None:
+        """`history` tells what earlier sessions had to log, in order; it is called in the writer's thread, once."""
         self._names = tuple(names)
         self._run = run
         self._tell = tell
+        self._history = history
+        self._earlier: list[Row] | None = None
         self._queue: deque[Row] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -86,6 +95,9 @@ class LogWriter:
             backend = open_backend(name, self._run)
             self._logged[name] = backend.logged()
             self._backends[name] = backend
+            if self._earlier is None:
+                self._earlier = list(self._history())
+            rows = [*self._earlier, *rows]  # what was on its way when an earlier session was killed
         # Steps that a restarted team repeats have the same bits as before: once is enough.
         logged = self._logged[name]
         new = [
@@ -136,7 +148,12 @@ def finite_only(values: Mapping[str, float | None]) -> dict[str, float]:
     }
 
 
-def open_writer(names: Sequence[str], run: Run, tell: Callable[[str], None] = say) -> LogWriter:
+def open_writer(
+    names: Sequence[str],
+    run: Run,
+    tell: Callable[[str], None] = say,
+    history: Callable[[], Iterable[Row]] = tuple,
+) -> LogWriter:
     """A writer to these loggers; UsageError when one of them is not there."""
     refuse_missing(names)
-    return LogWriter(tuple(dict.fromkeys(names)), run, tell)
+    return LogWriter(tuple(dict.fromkeys(names)), run, tell, history)
