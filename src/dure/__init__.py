@@ -12,10 +12,20 @@ if TYPE_CHECKING:
     from dure.comm.topology import Topology, arguments
     from dure.data.batches import Batch, Batches
     from dure.step.evaluation import EvalResult
-    from dure.team import Team, start
+    from dure.team import Team, attach, start
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Batches", "EvalResult", "Team", "Topology", "__version__", "arguments", "start"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "EvalResult",
+    "Team",
+    "Topology",
+    "__version__",
+    "arguments",
+    "attach",
+    "start",
+]
 
 _HOMES = {
     "Batch": "dure.data.batches",
@@ -24,6 +34,7 @@ _HOMES = {
     "Team": "dure.team",
     "Topology": "dure.comm.topology",
     "arguments": "dure.comm.topology",
+    "attach": "dure.team",
     "start": "dure.team",
 }
 

@@ -108,7 +108,7 @@ def test_a_launcher_killed_while_torch_is_imported_leaves_nothing(tmp_path):
     all_gone([server])
 
 
-def test_a_killed_nursery_takes_the_ranks_with_it_and_is_told(team):
+def test_a_killed_prefork_server_takes_the_ranks_with_it_and_is_told(team):
     launcher, pids, _ = team()
     psutil.Process(pids[0]).parent().kill()
     output = end_of(launcher)

@@ -191,6 +191,17 @@ def _same_as_public(name):
     return getattr(importlib.import_module("torch._C._distributed_c10d"), name) is getattr(dist, name)
 
 
+def _join_config():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        before = model._join_config.enable
+        with model.join():
+            return not before and model._join_config.enable
+    finally:
+        dist.destroy_process_group()
+
+
 CANARIES = {
     **{
         f"torch._C._distributed_c10d.{name}": lambda tmp_path, name=name: _same_as_public(name)
@@ -204,6 +215,12 @@ CANARIES = {
     "._version": lambda tmp_path: _version(),
     "._share_fd_cpu_": lambda tmp_path: _share_fd(),
     "._pg_map": lambda tmp_path: type(dist.distributed_c10d._pg_map).__mro__[-2] is dict,
+    "torch._C._dynamo.eval_frame": lambda tmp_path: callable(
+        torch._C._dynamo.eval_frame.set_code_exec_strategy
+    ),
+    "._FrameExecStrategy": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"),
+    "._FrameAction": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame._FrameAction, "SKIP"),
+    "._join_config": lambda tmp_path: _join_config(),
     "._checkpoint_offset": _checkpoint_offset,
     "._orig_mod": lambda tmp_path: _compiled_wrapper(),
     "._parameters": lambda tmp_path: set(_module()._parameters) == {"weight", "bias"},

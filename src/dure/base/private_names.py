@@ -79,6 +79,30 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch",
+        "._join_config",
+        "whether a model that was attached is inside DDP's join(), which the exchange cannot do",
+        "AttributeError at the first backward pass of an attached model",
+    ),
+    PrivateName(
+        "torch",
+        "torch._C._dynamo.eval_frame",
+        "keeps torch.compile out of the backend's own methods",
+        "AttributeError when the first process group is made",
+    ),
+    PrivateName(
+        "torch",
+        "._FrameExecStrategy",
+        "says that a method is run as it is, with all that it calls",
+        "AttributeError when the first process group is made",
+    ),
+    PrivateName(
+        "torch",
+        "._FrameAction",
+        "says that a method is run as it is, with all that it calls",
+        "AttributeError when the first process group is made",
+    ),
+    PrivateName(
+        "torch",
         "._checkpoint_offset",
         "where torch.load onto the meta device has found a tensor's bytes in the archive",
         "WeightsError: the bytes are not where the archive says",

@@ -147,7 +147,7 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stock:
-    """What a replica has: its tensors by name, and where each of them lies in a state."""
+    """What a replica has: its tensors by name, and where each of them is in a state."""
 
     weights: dict[str, torch.Tensor]
     own: dict[str, _Held]

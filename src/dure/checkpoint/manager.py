@@ -24,7 +24,8 @@ from dure.checkpoint.rescue import Rescue
 from dure.checkpoint.restore import restore
 from dure.checkpoint.snapshot import Background, make_present
 from dure.checkpoint.state import MODEL, Schedule, Share, Sharing, State, WholeState, is_not_finite
-from dure.checkpoint.storage_tier import DIFFERS, STOP, WRITE_SECONDS, Problem, StorageTier
+from dure.checkpoint.storage_tier import DIFFERS, STOP, StorageTier
+from dure.checkpoint.writer import WRITE_SECONDS, Problem
 from dure.comm.group import Group, node_group
 from dure.comm.raise_on_all import raise_on_all
 from dure.comm.topology import Topology

@@ -26,7 +26,7 @@ from dure.base.in_image import digest_inside
 from dure.checkpoint.places import Places
 from dure.checkpoint.snapshot import Background
 from dure.checkpoint.state import Share, State
-from dure.checkpoint.storage_tier import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
+from dure.checkpoint.writer import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
 from dure.comm.group import Group, node_group
 from dure.comm.topology import Topology
 from dure.storage import open_store

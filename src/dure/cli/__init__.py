@@ -59,6 +59,7 @@ def _options(
 
 
 app.command(epilog=train.EPILOG)(train.train)
+app.command(hidden=True)(train.agent)
 app.command(epilog="Example: dure run --ranks 4 ddp.py --epochs 2", cls=ScriptCommand)(run)
 app.command()(demo)
 app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)

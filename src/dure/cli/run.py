@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from dure.backend import BACKEND_VARIABLE, NAME
 from dure.base.errors import UsageError
 from dure.base.say import say
 from dure.cli.options import Leader, NodeRank, Port, RunDir, TeamKeyFile
@@ -122,6 +123,13 @@ def run(
     team_key: TeamKeyFile = None,
     run_dir: RunDir = None,
     port: Port = 0,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="dure: process groups that the script makes with gloo are dure's, faster on one node.",
+            show_default="as the script says",
+        ),
+    ] = None,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
 ) -> None:
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once.
@@ -129,11 +137,18 @@ def run(
     What comes after SCRIPT is the script's own. Ctrl-C and SIGTERM reach the ranks as they are; a second one ends them
     at once.
     """
-    from dure.engine.run_job import named_by_time, new_run, nodes_of_script, run_script_on_nodes
+    from dure.engine.new_run import named_by_time, new_run
+    from dure.engine.nodes import nodes_of_script, run_script_on_nodes
     from dure.launch.script import refuse_missing, run_script
     from dure.launch.spec import LaunchSpec
 
     # All that can be refused is, before there is a folder of this run.
+    if backend not in (None, NAME):
+        raise UsageError(f"--backend is {backend!r}; use {NAME}, or leave it out for the script's own")
+    if backend is not None:
+        os.environ[BACKEND_VARIABLE] = (
+            backend  # ranks have this process's environment, and their children too
+        )
     refuse_missing(target, module)
     count = ranks_wanted(ranks)
     several = nodes > 1 or node_rank is not None or leader is not None

@@ -54,7 +54,7 @@ class Topology:
     node: int
     nodes: int
     leader_host: str
-    """Where rank 0 listens, for the others to meet."""
+    """Where rank 0 listens for the others."""
     leader_port: int
     """0 when alone: nobody has to find it."""
     launcher: Launcher
@@ -113,6 +113,11 @@ def read_topology(
     if settings:
         return _world_of_settings(settings, environ)
     return _alone()
+
+
+def leader_host(environ: Mapping[str, str]) -> str:
+    """Where rank 0 listens, as far as the environment says; "" for ranks that met in another way."""
+    return environ.get("MASTER_ADDR", "")
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ def _world_of_settings(settings: Mapping[str, _Setting], environ: Mapping[str, s
     if "RANK" in environ and "DURE_RUN" in environ:
         launcher, run_id = "dure", environ["DURE_RUN"]
     elif "RANK" in environ and "TORCHELASTIC_RUN_ID" in environ:
-        # torchrun's own id is "none" unless its user gave one; the meeting point tells two runs apart.
+        # torchrun's own id is "none" unless its user gave one; the address of rank 0 tells two runs apart.
         launcher, run_id = "torchrun", f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{host}-{port}"
     return Topology(rank, size, local_rank, local_size, node, nodes, host, port, launcher, run_id)
 

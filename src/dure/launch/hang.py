@@ -53,7 +53,7 @@ class RankState:
 
 
 class HangWatch:
-    """Looks at all pulses; when none has moved for `hang_seconds`, collects stacks and raises RankFailed."""
+    """Looks at all heartbeats; when none has moved for `hang_seconds`, collects stacks and raises RankFailed."""
 
     def __init__(self, ranks: Ranks, folder: RunFolder, hang_seconds: float) -> None:
         self._ranks = ranks
@@ -65,7 +65,7 @@ class HangWatch:
         self._furthest = -1
 
     def start_anew(self) -> None:
-        """Watch a team that has just been born again."""
+        """Watch a team that has just been started again."""
         self._moved_at = time.monotonic()
         self._seen = []
 

@@ -36,7 +36,7 @@ _END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Birth:
+class RankRequest:
     """The launcher's request for one rank. `start` stays pickled: only the rank itself opens it."""
 
     rank: int
@@ -54,7 +54,7 @@ class Birth:
 
 
 @dataclass(frozen=True)
-class Born:
+class RankStarted:
     """The prefork server's word that a rank runs."""
 
     rank: int
@@ -78,7 +78,7 @@ def main(
     search_path: list[str] | None,
     fresh_path: list[str],
 ) -> int:
-    """Import, then serve births until the launcher is gone. Returns in the prefork server and in every rank.
+    """Import, then serve requests for ranks until the launcher is gone. Returns in the server and in every rank.
 
     `extra` is imported too, unless that starts threads, which no fork takes along. `fresh_path` is the `sys.path` of an
     interpreter that runs a script, but for the script's own folder. The launcher has blocked its signals for us.
@@ -98,12 +98,12 @@ def main(
     with Connection(control) as launcher_line:
         if os.getppid() != launcher:
             return 0
-        birth = _serve(launcher_line)
-    if birth is None:
+        request = _serve(launcher_line)
+    if request is None:
         return 0
     from dure.launch.rank import live
 
-    return live(birth, server_pid, fresh_path, variables)
+    return live(request, server_pid, fresh_path, variables)
 
 
 def _import(modules: tuple[str, ...], extra: tuple[str, ...]) -> dict[str, dict[str, str]] | None:
@@ -150,8 +150,8 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _serve(launcher: Connection) -> Birth | None:
-    """Fork ranks and report their ends. Returns a Birth in a new rank, None in the prefork server at the end."""
+def _serve(launcher: Connection) -> RankRequest | None:
+    """Fork ranks and report their ends. Returns a RankRequest in a new rank, None in the prefork server at the end."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
@@ -166,7 +166,7 @@ def _serve(launcher: Connection) -> Birth | None:
             _report_ends(launcher, ranks, shm_cleanup)
         if launcher.fileno() in ready:
             try:
-                births: list[Birth] = pickle.loads(launcher.recv_bytes())
+                requests: list[RankRequest] = pickle.loads(launcher.recv_bytes())
             except (EOFError, OSError):
                 _end_descendants(list(ranks), shm_cleanup)
                 shm_cleanup.sweep()
@@ -175,7 +175,7 @@ def _serve(launcher: Connection) -> Birth | None:
                 _end_descendants([], shm_cleanup)  # what the ranks of the team before left running
                 shm_cleanup.sweep()
             teams += 1
-            for birth in births:
+            for request in requests:
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -183,12 +183,12 @@ def _serve(launcher: Connection) -> Birth | None:
                     for number in FOR_THE_LAUNCHER:
                         signal.signal(number, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, signal.default_int_handler)
-                    others = {fd for other in births if other is not birth for fd in other.descriptors}
+                    others = {fd for other in requests if other is not request for fd in other.descriptors}
                     for fd in (wake_read, wake_write, *others):
                         os.close(fd)
-                    return birth
-                ranks[pid] = birth.rank
-                _tell(launcher, Born(birth.rank, pid))
+                    return request
+                ranks[pid] = request.rank
+                _tell(launcher, RankStarted(request.rank, pid))
 
 
 def _report_ends(launcher: Connection, ranks: dict[int, int], shm_cleanup: ShmCleanup) -> None:
@@ -205,7 +205,7 @@ def _report_ends(launcher: Connection, ranks: dict[int, int], shm_cleanup: ShmCl
             _tell(launcher, Ended(rank, os.waitstatus_to_exitcode(status), time.monotonic_ns()))
 
 
-def _tell(launcher: Connection, message: Born | Ended) -> None:
+def _tell(launcher: Connection, message: RankStarted | Ended) -> None:
     with contextlib.suppress(OSError):  # the launcher is gone; the next read of its socket says so
         launcher.send(message)
 

@@ -1,4 +1,4 @@
-"""The TCP store in which ranks meet: the one thing for which the launcher needs torch."""
+"""The TCP store of the ranks' rendezvous: the one thing for which the launcher needs torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from dure.base.errors import Failure, RankFailed
 from dure.base.say import say
 from dure.launch import process_tree
 from dure.launch.failure import ended_without_report, exit_words, seconds_since
-from dure.launch.prefork import FOR_THE_LAUNCHER, Birth, Born, Ended, command
+from dure.launch.prefork import FOR_THE_LAUNCHER, Ended, RankRequest, RankStarted, command
 from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
 
@@ -104,15 +104,17 @@ class Ranks:
         return [end for rank in range(self.count) for end in self._passthrough.ends(rank)]
 
     def start(self, starts: Sequence[RankStart], deadline_seconds: float, check: Callable[[], None]) -> None:
-        """Have the ranks born, and wait until all are; `check` is called meanwhile and may raise."""
-        births = []
+        """Start the ranks, and wait until all have started; `check` is called meanwhile and may raise."""
+        requests = []
         for start in starts:
             out, err = (
                 self._passthrough.ends(self.numbers.index(start.rank)) if self._passthrough else (None, None)
             )
-            births.append(Birth(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank]))
+            requests.append(
+                RankRequest(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank])
+            )
         with contextlib.suppress(OSError):  # a prefork server that is gone is noticed below
-            self._line.send_bytes(pickle.dumps(births))
+            self._line.send_bytes(pickle.dumps(requests))
         deadline = time.monotonic() + deadline_seconds
         while len(self.pids) < self.count:
             check()
@@ -132,7 +134,7 @@ class Ranks:
         try:
             while self._line.poll(0):
                 match self._line.recv():
-                    case Born(rank, pid):
+                    case RankStarted(rank, pid):
                         self.pids[rank] = pid
                         # A pid may come to mean another process; this descriptor always means the rank.
                         with contextlib.suppress(OSError):
@@ -293,7 +295,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def _blocked(signals: Sequence[signal.Signals]) -> Iterator[None]:
-    """Have a process that is started within born deaf to these signals; for this one they come a moment later."""
+    """Start a process within that ignores these signals from the start; for this one they come a moment later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -29,7 +29,7 @@ class StopSignals:
     """Within `with`, the signals that ask the launcher to stop are remembered instead of obeyed, and those that mean
     nothing to it are ignored.
 
-    An exception out of a signal handler could strike anywhere, also between the birth of a rank and the
+    An exception out of a signal handler could strike anywhere, also between the start of a rank and the
     note of its pid; a second Ctrl-C could strike the clearing up after the first.
     """
 

@@ -73,7 +73,7 @@ def bucket_mib(gradient_bytes: int, free_cores: int) -> float:
     """How large DDP's buckets should be. Never changes a bit.
 
     With cores to spare the exchange hides behind the rest of the backward pass: buckets small enough that most
-    are gone before it ends, and not so small that meetings cost more than bytes. Without, nothing can hide and
+    are gone before it ends, and not so small that barriers cost more than bytes. Without, nothing can hide and
     one more barrier is all that another bucket costs; but what was just written is still in the caches, so the
     largest size stays.
     """

@@ -12,8 +12,9 @@
 `dure train` runs on the same class.
 """
 
+from dure.team.attached import Attached, attach
 from dure.team.joining import start
 from dure.team.steps import Loss
 from dure.team.team import Team
 
-__all__ = ["Loss", "Team", "start"]
+__all__ = ["Attached", "Loss", "Team", "attach", "start"]

@@ -69,13 +69,18 @@ class TeamData:
         return Batches(dataset, plan, steps=steps, workers=workers, collate=collate)
 
     def eval_batches(
-        self, dataset: Dataset[Any], batch: int, workers: int, collate: Collate, fresh: Fresh = None
+        self,
+        dataset: Dataset[Any],
+        batch: int,
+        workers: int,
+        collate: Collate,
+        fresh: Fresh = None,
+        name: str = "the evaluation data",
     ) -> Batches:
         """This rank's shards of the evaluation data, in order, once; a collective call."""
         seed = self._setting.seed
         if id(dataset) not in self._evaluated:
-            key = "the evaluation data"
-            samples = check_dataset(dataset, key, seed, self._group, place=_PLACE, fresh=fresh)
+            samples = check_dataset(dataset, name, seed, self._group, place=_PLACE, fresh=fresh)
             self._evaluated[id(dataset)] = (dataset, samples)
         cut = Split(self._evaluated[id(dataset)][1], batch, self._setting.shards)
         rank, ranks = (self._topology.rank, self._topology.size) if self._setting.sync else (0, 1)

@@ -193,10 +193,8 @@ class Team:
         """The model as a real DDP whose replicas are verified to start as the same bits.
 
         Say `find_unused` when some parameters take no part in the first batch's shards; else that is refused.
-        `known` is an earlier probe's result, of weights that were verified; without it the first step probes the model.
+        `known` is an earlier probe's result, of a model after `verify_start`; without it the first step probes it.
         """
-        refuse_what_cannot_be_exact(module)
-        module.to(self.setting.device)
         if known is None:
             self.verify_start(module)
         busy = self.topology.local_size * self.threads
@@ -215,7 +213,9 @@ class Team:
         return self._replicas.add(lockstep)
 
     def verify_start(self, module: torch.nn.Module) -> None:
-        """Raise unless all ranks hold the same first weights."""
+        """Move the model to its device; raise unless it can be exact and all ranks hold the same first weights."""
+        refuse_what_cannot_be_exact(module)
+        module.to(self.setting.device)
         with self._calls.inside("replicate"):
             same_start(module, self.group)
 
@@ -406,9 +406,10 @@ class Team:
         collate: Callable[[list[Any]], Any] | None = None,
         fresh: Callable[[], Dataset[Any]] | None = None,
         gathered: Mapping[str, Gathered | str] | Iterable[str] = (),
+        name: str = "the evaluation data",
     ) -> None:
         """Look at the evaluation data, and try the measures on its smallest part, before anything is trained."""
-        batches = self._data.eval_batches(dataset, batch, 0, collate, fresh)
+        batches = self._data.eval_batches(dataset, batch, 0, collate, fresh, name)
         rehearse(model.module, batches, measures_of(measures, gathered, None), self.setting)
 
     def prove(

@@ -25,7 +25,6 @@ from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
-from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
@@ -78,8 +77,7 @@ class Run:
         job, parts = self.loaded.job, Parts(self.loaded, self.team, self.recorder, self._note)
         self.loss_sum = parts.loss()
         module, self.weights = parts.model()
-        refuse_what_cannot_be_exact(module)
-        module.to(self.team.setting.device)
+        self.team.verify_start(module)
         self.batches = parts.batches()
         split = self.batches.plan.split
         self.at.ledger.uses_all = split.samples_of_epoch == split.samples
@@ -97,6 +95,7 @@ class Run:
                 collate=self.collate,
                 fresh=parts.eval_data,
                 gathered=self.gathered,
+                name="eval.factory",
             )
         self.optimizer = parts.optimizer(module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
@@ -324,7 +323,6 @@ class Run:
 
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
-        self.team.verify_start(module)
         first = next(iter(self.batches.first_only()))
         known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
         wanted = self.loaded.job.model.find_unused

@@ -142,6 +142,19 @@ class BucketBuffers:
         )
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What one bucket's exchange gives: `scale` × the sum of all ranks' pieces."""
+
+    shape: Pieces
+    scale: float
+    flags: int = 0
+    """This rank's, as far as it knows them by now."""
+    own: Sequence[range] | None = None
+    """If given, this rank needs no other places of the bucket; ranks' own places differ and leave nothing out. Whether
+    the rest of `out` is filled is the exchanger's choice."""
+
+
 class Exchanger(Protocol):
     """Adds everyone's pieces in tree order. Used by one thread."""
 
@@ -149,26 +162,14 @@ class Exchanger(Protocol):
         """Where the bucket's pieces go; its `out` holds the buffer's content (and may be the buffer)."""
         ...
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
-        """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank. It is there, on
-        this rank, when the next `conclude` returns.
-
-        `flags` are this rank's, as far as it knows them by now. With `own`, this rank needs no other places of the
-        bucket; ranks' own places differ and leave nothing out. Whether the rest of `out` is filled is the
-        exchanger's choice.
-        """
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
+        """Put the sum that is asked for into `buffers.out`, the same bits on every rank. It is there, on this rank,
+        when the next `conclude` returns."""
         ...
 
     def conclude(self) -> int:
-        """After a step's last exchange: return when all its results are there and no rank reads this rank's rooms
-        any more. The flags of all ranks' last exchanges, OR-ed; among them NOT_FINITE if any sum was not."""
+        """After a step's last exchange: return when all its results are there and no rank reads this rank's
+        buffers any more. The flags of all ranks' last exchanges, OR-ed; among them NOT_FINITE if any sum was not."""
         ...
 
     def total(self, vector: torch.Tensor) -> None:

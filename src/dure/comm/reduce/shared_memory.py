@@ -20,6 +20,7 @@ from dure.comm.group import Group
 from dure.comm.reduce.exchanger import (
     NOT_FINITE,
     BucketBuffers,
+    Exchange,
     Pieces,
     Wire,
     adding_dtype,
@@ -39,7 +40,7 @@ _WHAT = "the exchange of gradients"
 
 @dataclass
 class _SharedBuckets(BucketBuffers):
-    """A room that all ranks of the node can see."""
+    """Buffers that all ranks of the node can see."""
 
     everyones: list[list[torch.Tensor]] = field(default_factory=list)
     """Each rank's extras and `out`, mapped into this process."""
@@ -85,30 +86,23 @@ class ThroughSharedMemory:
                 return known
         if known is not None:
             self._drop(known)
-        buffers = self._new_room(index, buffer)
+        buffers = self._new_buffers(index, buffer)
         self._bucket_buffers[index] = buffers
         return buffers
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
-        self._flags |= flags
+        self._flags |= asked.flags
         if not buffers.out.numel():
             return
         assert isinstance(buffers, _SharedBuckets)
         # The places are part of the key: when DDP rebuilds its buckets, one as long as before holds other parameters.
-        key = (shape.leaves, None if own is None else tuple(own))
+        key = (asked.shape.leaves, None if asked.own is None else tuple(asked.own))
         walk = buffers.walks.get(key)
         if walk is None:
-            walk = buffers.walks[key] = self._walk(buffers, shape, own)
+            walk = buffers.walks[key] = self._walk(buffers, asked.shape, asked.own)
         self.wait()
-        if not walk(scale):
+        if not walk(asked.scale):
             self._flags |= NOT_FINITE
 
     def conclude(self) -> int:
@@ -167,7 +161,7 @@ class ThroughSharedMemory:
         self._bucket_buffers.clear()
         self._barrier.close()
 
-    def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedBuckets:
+    def _new_buffers(self, index: int, buffer: torch.Tensor) -> _SharedBuckets:
         dtype = adding_dtype(buffer.dtype)
         nbytes = buffer.numel() * dtype.itemsize
         in_place = dtype == buffer.dtype and self._shm_has_room(nbytes) and self._move_bucket(buffer)

@@ -5,7 +5,7 @@ Pure: it is told what happens and when, and answers with messages to nodes. No s
 It survives any sequence of messages: those that make no sense are ignored, or cost the node that sent them its place.
 
     GATHERING   nodes come and get ready; enough of them, and a team is formed
-    FORMING     the leader's node opens the store in which the ranks will meet
+    FORMING     the leader's node opens the ranks' store
     RUNNING     until all nodes are done, one is lost, one comes, or a rank fails
     ENDED       everybody has been told
 """

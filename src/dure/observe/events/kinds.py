@@ -78,7 +78,7 @@ class Proved(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """The model was judged on the evaluation data."""
+    """The model was evaluated."""
 
     kind = "eval"
     step: int
