@@ -102,7 +102,7 @@ def api() -> str:
     homes = dure._HOMES
     first = ["start", "Team"]
     names = [*first, *sorted(set(homes) - set(first))]
-    members = f"    options:\n      members: [{', '.join(PUBLIC)}]\n"
+    members = f"    options:\n      members: [{', '.join(PUBLIC)}]\n      inherited_members: true\n"
     return "\n".join(f"::: {homes[name]}.{name}\n{members if name == 'Team' else ''}" for name in names)
 
 

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset
 from dure.base.errors import UsageError
 from dure.checkpoint.state import Sharing
 from dure.comm.call_board import CallBoard
-from dure.comm.group import Group
 from dure.comm.reduce.exchanger import Exchanger
 from dure.comm.reduce.factory import ExchangerFactory
 from dure.comm.sharded_optimizer import refuse_what_cannot_be_sharded
@@ -27,7 +26,6 @@ from dure.comm.topology import Topology
 from dure.data.batches import Batch, Batches
 from dure.data.shards import SplitKind
 from dure.observe.heartbeat import Heartbeat, Phase
-from dure.observe.loggers import Run
 from dure.observe.results import Apart
 from dure.proof.verify_replicas import how_far_apart, prove_same
 from dure.step.evaluation import EvalResult, evaluate, rehearse
@@ -42,9 +40,8 @@ from dure.step.replica import (
     wrap,
 )
 from dure.team.data import TeamData
-from dure.team.logs import TeamLogs
+from dure.team.member import Member
 from dure.team.sharding import ShardedOptimizers, refuse_missing
-from dure.team.small import gather, on_leader
 from dure.team.steps import (
     Averages,
     Loss,
@@ -68,7 +65,7 @@ PUBLIC = (
 """What scripts may use of a team; all else is for the other rooms of dure, and may change without notice."""
 
 
-class Team:
+class Team(Member):
     """This rank's place in the team, and everything it does together with the others."""
 
     def __init__(
@@ -80,78 +77,14 @@ class Team:
         calls: CallBoard,
         exchangers: ExchangerFactory,
     ) -> None:
-        self.topology = topology
-        self.setting = setting
-        self.threads = threads
-        self.heartbeat = heartbeat
-        self.group = Group(None, topology.rank, topology.size, heartbeat.waiting)
-        """All ranks, for small exchanges on the training thread."""
+        super().__init__(topology, setting, threads, heartbeat, calls)
         context = LoadContext(self.group, topology, setting.deadline_seconds)
         self.loader = Loader(context, setting.seed, setting.device, heartbeat)
         """Loads pretrained weights, and says what it took."""
-        self._calls = calls
         self._exchangers = exchangers
         self._replicas = Replicas()
         self._sharded = ShardedOptimizers(topology, setting, self.group)
-        self.logs = TeamLogs(self.group)
         self._data = TeamData(topology, setting, self.group, heartbeat)
-
-    @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return self.topology.rank
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this is rank 0: the one that prints and saves."""
-        return self.topology.is_leader
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's model and batches are."""
-        return self.setting.device
-
-    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
-        """Print on rank 0 alone, at once."""
-        if self.is_leader:
-            print(*values, sep=sep, end=end, flush=True)
-
-    def barrier(self) -> None:
-        """Wait until all ranks are here; a collective call."""
-        with self._calls.inside("barrier"):
-            self.group.gather("", "a barrier")
-
-    def gather(self, value: Any) -> list[Any]:
-        """Everyone's plain value (numbers, texts, lists, dicts), in rank order; a collective call."""
-        with self._calls.inside("gather"):
-            return gather(self.group, value)
-
-    def on_leader(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function on rank 0 alone, while the others wait: what it returns, a plain value, or what it raises is
-        everybody's. A collective call."""
-        with self._calls.inside("on_leader"):
-            return on_leader(self.group, function, args, kwargs)
-
-    def log_to(
-        self,
-        *loggers: str,
-        folder: str | Path,
-        name: str = "run",
-        project: str = "dure",
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Choose where `log` goes: `csv`, `jsonl`, `tensorboard`, `mlflow`, `wandb`, `trackio`; a collective call.
-
-        There is one run in each, written by rank 0 in a thread of its own. `folder` keeps the run's id: with the same
-        folder a script that is started again goes on with the same run, and logs no step twice. A logger whose package
-        is missing is an error here; one that fails later never stops training.
-        """
-        with self._calls.inside("log_to"):
-            self.logs.open(loggers, Run(Path(folder), name, project, config or {}))
-
-    def log(self, values: Mapping[str, Any], *, step: int) -> None:
-        """Log numbers of a step, on whatever rank: rank 0's count. Returns at once."""
-        self.logs.log(values, step)
 
     def exchanger(self) -> Exchanger:
         """A new exchanger of gradients, for one thread; a collective call."""
