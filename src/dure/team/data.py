@@ -62,11 +62,12 @@ class TeamData:
         workers: int,
         accumulate: int,
         collate: Collate,
+        cursor: Callable[[Batches], int] | None,
     ) -> Batches:
-        """This rank's shards of every batch."""
+        """This rank's shards of every batch; `cursor` tells the first step when they are begun."""
         rank, ranks, seed = self._topology.rank, self._topology.size, self._setting.seed
         plan = BatchPlan(cut, rank, ranks, seed, shuffle, accumulate)
-        return Batches(dataset, plan, steps=steps, workers=workers, collate=collate)
+        return Batches(dataset, plan, steps=steps, workers=workers, collate=collate, cursor=cursor)
 
     def eval_batches(
         self,

@@ -7,16 +7,17 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from dure.base.errors import UsageError
+from dure.base.errors import Resumable, UsageError
 from dure.checkpoint.state import Sharing
 from dure.comm.call_board import CallBoard
 from dure.comm.reduce.exchanger import Exchanger
@@ -39,6 +40,7 @@ from dure.step.replica import (
     same_start,
     wrap,
 )
+from dure.team.checkpoint import Checkpoint, Wanted
 from dure.team.data import TeamData
 from dure.team.member import Member
 from dure.team.sharding import ShardedOptimizers, refuse_missing
@@ -58,7 +60,7 @@ from dure.weights.loader import Loader, Model
 
 PUBLIC = (
     "topology", "rank", "is_leader", "device", "threads",
-    "load", "replicate", "shard_optimizer", "batches",
+    "checkpoint", "load", "replicate", "shard_optimizer", "batches",
     "step", "forward_backward", "update", "discard", "evaluate",
     "prove", "how_far_apart", "print", "barrier", "gather", "on_leader", "log_to", "log", "done",
 )  # fmt: skip
@@ -85,6 +87,7 @@ class Team(Member):
         self._replicas = Replicas()
         self._sharded = ShardedOptimizers(topology, setting, self.group)
         self._data = TeamData(topology, setting, self.group, heartbeat)
+        self._checkpoint: Checkpoint | None = None
 
     def exchanger(self) -> Exchanger:
         """A new exchanger of gradients, for one thread; a collective call."""
@@ -207,9 +210,12 @@ class Team(Member):
         drop_last: bool = False,
         fresh: Callable[[], Dataset[Any]] | None = None,
         name: str = "the dataset",
+        resumes: bool = True,
     ) -> Batches:
         """This rank's shards of every global batch; each sample exactly once per epoch over all ranks. A collective
         call: all ranks give the same whole dataset.
+
+        After `checkpoint.resume()` they begin at the sample that comes next, unless `resumes` is off.
 
         With `drop_last` an epoch ends with its last full batch, and the samples after it take no part. `fresh` makes
         another such dataset, to find out whether samples depend on what was read before; `name` is for errors.
@@ -229,7 +235,57 @@ class Team(Member):
             workers=workers,
             accumulate=accumulate,
             collate=collate,
+            cursor=self._first_step if resumes else None,
         )
+
+    def checkpoint(
+        self,
+        *,
+        model: Any,
+        optimizer: Any,
+        schedule: Any = None,
+        extra: dict[str, Any] | None = None,
+        every: int = 0,
+        every_seconds: float | None = None,
+        keep: int = 2,
+        keep_every: int = 0,
+        memory_every: int | Literal["auto"] = "auto",
+        folder: str | Path | None = None,
+        rescue: str | Path | None = None,
+        any_recipe: bool = False,
+    ) -> Checkpoint:
+        """Checkpoints of this script, as those of `dure train`: call `resume()` before the first step and
+        `save_if_due()` after each; the end is saved when the team is left. A collective call.
+
+        `model`, `optimizer` and `schedule` may each be a dict or a list of several. `extra` is a dict of your own:
+        tensors, plain values, and whatever has `state_dict` and `load_state_dict`, such as an average of the weights.
+
+        Saved every `every` steps and every `every_seconds` seconds (600 without `every`), in `folder`: a folder or
+        s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, and those of
+        every `keep_every` steps. Under `dure run` states are also kept in the launcher's memory, every `memory_every`
+        steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe (other code,
+        seed, torch, …) is refused, unless `any_recipe`.
+        """
+        if self._checkpoint is not None:
+            raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")
+        wanted = Wanted(
+            model,
+            optimizer,
+            schedule,
+            extra,
+            every,
+            every_seconds,
+            keep,
+            keep_every,
+            memory_every,
+            folder,
+            rescue,
+            any_recipe,
+        )
+        wire = str(self._exchangers.wire.dtype)
+        with self._calls.inside("checkpoint"):
+            self._checkpoint = Checkpoint(self, self._calls, wire, wanted)
+        return self._checkpoint
 
     def step(
         self,
@@ -274,7 +330,12 @@ class Team(Member):
         computed = self._replicas.loss(model, step if step is not None else -1, loss, forward)
         with self._calls.inside("forward_backward", step):
             lockstep.prepare(batch, computed)
-            return lockstep.forward_backward(batch, computed, flags)
+            if self._checkpoint is not None:
+                flags |= self._checkpoint.begin_step(batch)
+            result = lockstep.forward_backward(batch, computed, flags)
+        if self._checkpoint is not None:
+            self._checkpoint.end_step(batch, result.flags)
+        return result
 
     def update(
         self,
@@ -291,7 +352,8 @@ class Team(Member):
         is a moving average of the model, such as torch.optim.swa_utils.AveragedModel, updated after the optimizer.
         """
         optimizers, schedules = self._replicas.optimizers(optimizer), schedules_in(schedule)
-        with self._calls.inside("update"):
+        unread = nullcontext() if self._checkpoint is None else self._checkpoint.updating()
+        with self._calls.inside("update"), unread:
             norm = self._replicas.lockstep(model).update(optimizers, schedules, clip_norm)
             if ema is not None:
                 ema.update_parameters(model.module)
@@ -360,7 +422,14 @@ class Team(Member):
             return how_far_apart(model.module, self.group)
 
     def done(self) -> None:
-        """Leave the team: threads end first, then the process groups."""
+        """Leave the team: the end is saved where there is a checkpoint, threads end, then the process groups."""
+        self._leave(saves=True)
+
+    def _leave(self, *, saves: bool) -> None:
+        if self._checkpoint is not None:
+            with self._calls.inside("save"):
+                self._checkpoint.finish(saves=saves)
+            self._checkpoint = None
         self.heartbeat.beat(-1, Phase.DONE)
         self._calls.leave()
         self.logs.close()
@@ -380,5 +449,9 @@ class Team(Member):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.logs.close(after_a_failure=error is not None)
-        if error is None or self.topology.size == 1:
-            self.done()  # after a failure others may wait in a collective, and leaving would wait for them
+        # After a failure others may wait in a collective, and leaving would wait for them; but all stop together.
+        if error is None or self.topology.size == 1 or isinstance(error, Resumable):
+            self._leave(saves=error is None)
+
+    def _first_step(self, batches: Batches) -> int:
+        return 0 if self._checkpoint is None else self._checkpoint.first_step(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -30,6 +31,9 @@ from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
+
+_MEMORY_SECONDS = 5.0
+"""Between two looks at how much memory the rank holds."""
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -70,6 +74,9 @@ class Run:
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
     at: Progress = field(default_factory=Progress)
+    saving_seconds: float = 0.0
+    """Of this thread, since the last step was recorded."""
+    _memory_at: float = -math.inf
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
@@ -126,7 +133,7 @@ class Run:
             self._call("on_step")
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
-            if self.checkpoints.save_if_due(result.flags):
+            if self.save_if_due(result.flags):
                 self._call("on_save")
             if self.at.stopped:
                 break
@@ -188,9 +195,11 @@ class Run:
                 samples=len(batch.ids),
                 samples_of_batch=batch.size,
                 seconds={
+                    "save": round(self.saving_seconds, 6),
                     "data": round(batch.waited_seconds, 6),
                     "compute": round(result.compute_seconds, 6),
                     "exchange": round(result.exchange_seconds, 6),
+                    "wait": round(result.wait_seconds, 6),
                     "update": round(update_seconds, 6),
                 },
                 lr=self.optimizer.param_groups[0]["lr"],
@@ -200,6 +209,18 @@ class Run:
             )
         )
         self.log.step(batch.step, result.loss, norm, self.optimizer)
+        self.saving_seconds = 0.0
+        if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
+            self._memory_at = time.monotonic()
+            self.recorder.record(events.MemoryUsed(batch.step, _resident_bytes()))
+
+    def save_if_due(self, flags: int) -> bool:
+        """Keep or save the run's state, as far as a step asks for it; most of that is done off this thread.
+        Returns whether a checkpoint was begun."""
+        began = time.perf_counter()
+        saved = self.checkpoints.save_if_due(flags)
+        self.saving_seconds += time.perf_counter() - began
+        return saved
 
     def prove(self) -> str | None:
         """All replicas compare their state; nothing to compare when they train apart."""
@@ -374,9 +395,18 @@ class Run:
                 steps=self.batches.steps,
                 session=self.session,
                 start=self.start,
+                node=self.team.topology.node,
             )
         )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.recorder.record(events.Noted(text))
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:  # no /proc in some sandboxes
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
