@@ -17,7 +17,9 @@ from dure.cli.demo import demo
 from dure.cli.doctor import doctor
 from dure.cli.image import image
 from dure.cli.lab import lab
+from dure.cli.lesson import lesson
 from dure.cli.new import new
+from dure.cli.page import PAGE_EPILOG, page, report
 from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
 from dure.cli.replay import REPLAY_EPILOG, diff, replay
 from dure.cli.run import ScriptCommand, run
@@ -34,8 +36,10 @@ app = typer.Typer(
 
     \b
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
+    dure lesson                        how it works, in eleven chapters with real runs (Korean, English)
     dure new my_project                write a project that trains at once: job, model and data, script
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
+    dure page RUN                      see it in the browser, live or after; report RUN: one file to send
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure verify RUN                    check what a run recorded of itself, offline; receipt RUN: show or sign it
     dure replay RUN --steps 40:60      compute steps of a run again, and compare; diff RUN1 RUN2: where they part
@@ -67,6 +71,9 @@ app.command(hidden=True)(train.agent)
 app.command(epilog="Example: dure run --ranks 4 ddp.py --epochs 2", cls=ScriptCommand)(run)
 app.command()(demo)
 app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)
+app.command(epilog=PAGE_EPILOG)(page)
+app.command()(report)
+app.command(epilog="Example: dure lesson --lang ko; dure lesson -o lesson.html writes it as one file")(lesson)
 app.command()(checkpoints)
 app.command()(export)
 app.command()(receipt)

@@ -23,7 +23,10 @@ def bench_start(
     rounds: Annotated[int, typer.Option(help="Interleaved repeats; medians are printed.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run."""
+    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run.
+
+    Beside it, a job of one step on 4 ranks (dure train) against `import torch` alone.
+    """
     from dure.tools.bench import start
 
     print_figures(start, start.bench_start(ranks=ranks, rounds=rounds), as_json)
@@ -172,6 +175,24 @@ def bench_receipt(
     from dure.tools.bench import receipt
 
     print_figures(receipt, receipt.bench_receipt(ranks=ranks, rounds=rounds, steps=steps), as_json)
+
+
+@bench.command("page")
+def bench_page(
+    steps: Annotated[int, typer.Option(help="Steps of the long run.")] = 1_000_000,
+    ranks: Annotated[int, typer.Option(help="Ranks of the long run.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Runs with and without the page, in turns; medians.")] = 5,
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "cost,scale",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short runs: whether it works, not figures.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What the page costs a run (CPU seconds), and how quick it is with a long one, in a real browser."""
+    from dure.tools.bench import page
+
+    size = page.QUICK if quick else page.Size(steps=steps, ranks=ranks, rounds=rounds)
+    print_figures(page, page.bench_page(size, only.split(",")), as_json)
 
 
 def _sizes(mib: str) -> list[float]:

@@ -40,6 +40,10 @@ TeamKeyFile = Annotated[
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
+Page = Annotated[
+    bool,
+    typer.Option("--page", help="Show it in the browser while it runs: a process of its own, `dure page`."),
+]
 Ranks = Annotated[
     str | None,
     typer.Option(

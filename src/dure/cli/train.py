@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dure.cli.options import Json, Lang, Leader, NodeRank, Port, Ranks, RunDir, Settings, TeamKeyFile
+from dure.base.errors import UsageError
+from dure.cli.options import Json, Lang, Leader, NodeRank, Page, Port, Ranks, RunDir, Settings, TeamKeyFile
 
 if TYPE_CHECKING:
     from dure.config import LoadedJob
@@ -51,6 +52,7 @@ def train(
             show_default="a private folder in $TMPDIR",
         ),
     ] = None,
+    page: Page = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
     ] = False,
@@ -70,8 +72,12 @@ def train(
     if print_config:
         _print_config(loaded)
         return
+    if page and (loaded.job.cluster.hosts or loaded.job.cluster.image):
+        raise UsageError(
+            "--page is for runs on this machine and without an image; beside others, open it yourself: dure page RUN"
+        )
     start = NodeStart(
-        loaded, job, run_dir, fresh, port, node_rank, leader, team_key, as_json=as_json, lang=lang
+        loaded, job, run_dir, fresh, port, node_rank, leader, team_key, as_json=as_json, lang=lang, page=page
     )
     if loaded.job.cluster.hosts and node_rank is None and leader is None:
         from dure.engine.ssh.supervisor import train_on_hosts

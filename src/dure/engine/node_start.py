@@ -53,6 +53,8 @@ class NodeStart:
     """Whether a supervisor sends the key, and what to do, over standard input."""
     as_json: bool = False
     lang: str | None = None
+    page: bool = False
+    """Whether a page is served beside the run."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values; paths are absolute."""
@@ -110,7 +112,7 @@ def start_node(start: NodeStart) -> None:
         _enter_image(start, nodes)
     run_job(
         start.loaded,
-        Start(start.run_dir, fresh=start.fresh, port=start.port),
+        Start(start.run_dir, fresh=start.fresh, port=start.port, page=start.page),
         nodes,
         None if nodes is None else _admission(start, nodes),
         as_json=start.as_json,

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from dure.launch.team import forget_last_run, record_restart
 from dure.observe.display import Display
 from dure.observe.results import RankResult
 from dure.observe.summary import in_words, summarize
+from dure.page.child import PageProcess
+from dure.page.serve import refuse_without_extra
 
 if TYPE_CHECKING:
     from dure.launch.nodes.messages import Team
@@ -44,6 +47,8 @@ class Start:
     """Whether an earlier run in the folder is moved aside."""
     port: int = 0
     """Of the team on this machine; 0: a free one."""
+    page: bool = False
+    """Whether a page is served while it runs, by a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,10 @@ def run_job(
     """Launch a job's ranks, show them, and print what came of it; with `nodes`, this node's part of that."""
     began = time.perf_counter()
     language = chosen_language(lang)
+    if start.page:
+        refuse_without_extra()
     _preflight(loaded, start, nodes, language)
+    page: PageProcess | None = None
 
     with contextlib.ExitStack() as held:
 
@@ -86,6 +94,10 @@ def run_job(
             if nodes is not None:  # before any node starts a rank
                 forget_last_run(folder, nodes.count * nodes.ranks)
             write_job(folder, loaded)
+            if start.page:
+                nonlocal page
+                page = PageProcess(folder.path)
+                held.callback(page.end)
             return folder.path
 
         if nodes is None:
@@ -106,6 +118,9 @@ def run_job(
                 return
             results = [RankResult.from_json(value) for value in joined.values()]
         _summarize(loaded, folder, results, language, began, as_json=as_json)
+        if page is not None and sys.stdin.isatty() and sys.stderr.isatty():
+            say("the page stays until Ctrl-C")
+            page.wait()
 
 
 def _summarize(

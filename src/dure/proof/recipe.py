@@ -12,7 +12,7 @@ import torch
 
 from dure.config import LoadedJob
 
-_NOT_TRAINED_BY = {"name", "storage", "eval", "checkpoint", "cluster", "slurm"}
+_NOT_TRAINED_BY = {"name", "storage", "hooks", "eval", "checkpoint", "log", "cluster", "slurm"}
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
@@ -63,9 +63,16 @@ def recipe_of(
         **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
         "first_samples": first_samples,
+        "arithmetic": dict(arithmetic),
+        **machine_words(device),
+    }
+
+
+def machine_words(device: str) -> dict[str, Any]:
+    """What of the bits depends on this machine and on torch, whatever is trained."""
+    return {
         "torch": torch.__version__,
         "device": device,
-        "arithmetic": dict(arithmetic),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "blas": _blas(),
         "kernels": {name: os.environ[name] for name in _KERNELS_BY if name in os.environ},

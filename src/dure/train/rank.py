@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -25,12 +26,17 @@ from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
-from dure.step import update
-from dure.step.lockstep import StepResult, probe_on
+from dure.step.first_probe import probe_on
+from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.train.hooks import HookCalls, Moment
+from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
 from dure.train.receipts import RunReceipt, head_of, state_tensors
+
+_MEMORY_SECONDS = 5.0
+"""Between two looks at how much memory the rank holds."""
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -72,6 +78,9 @@ class Run:
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
     at: Progress = field(default_factory=Progress)
+    saving_seconds: float = 0.0
+    """Of this thread, since the last step was recorded."""
+    _memory_at: float = -math.inf
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
@@ -87,6 +96,7 @@ class Run:
         self.at.ledger.alone = not self.team.setting.sync
         self.collate, self.code = parts.collate(), parts.code()
         self.eval_data, self.measures = parts.eval_data(), parts.measures()
+        self.gathered = parts.gathered()
         self.model = self._replicate(module)
         if self.eval_data is not None:
             self.team.rehearse_evaluation(
@@ -96,20 +106,23 @@ class Run:
                 batch=job.eval.batch or job.data.global_batch,
                 collate=self.collate,
                 fresh=parts.eval_data,
+                gathered=self.gathered,
                 name="eval.factory",
             )
-        self.optimizer = update.make_optimizer(job.train, module, some_unused=self.some_unused)
+        self.optimizer = parts.optimizer(module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
             self.team.shard_optimizer(
                 self.model, self.optimizer, share_weights=True, own_gradients=job.train.clip_norm is None
             )
-        self.schedule = update.make_schedule(job.train, self.optimizer)
+        self.schedule = parts.schedule(self.optimizer)
+        self.hooks = HookCalls(parts.hooks(), self.team)
+        self.log = JobLog(self.loaded, self.folder, self.team, self.recorder)
         self.recipe = self._agree_on_recipe()
         self.checkpoints = self._checkpoint_manager()
         self.checkpoints.resume()
         self.receipt = self._open_receipt()
         self.start = self.at.steps_done
-        self.batches = self.batches.starting_at(self.start)
+        self.batches = self.batches.starting_at(self.batches.steps if self.at.stopped else self.start)
         samples = self.batches.plan.split.samples if self.team.setting.sync else 0
         self.contents = SampleContents(self.folder.samples, samples, self.team.group, self.batches.content)
         self._record_team()
@@ -118,6 +131,7 @@ class Run:
     def train(self) -> None:
         """The loop."""
         began, evaluating = time.perf_counter(), 0.0
+        self._call("on_start")
         for batch in self.batches:
             self.contents.check(batch.epoch, batch.ids, batch.contents)
             result = self.team.forward_backward(
@@ -125,17 +139,22 @@ class Run:
             )
             norm, update_seconds = self.update()
             self.record(batch, result, norm, update_seconds)
+            self._call("on_step")
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
             if batch.last_of_epoch:
                 self.contents.end_epoch()
-            self.checkpoints.save_if_due(result.flags)
+            if self.save_if_due(result.flags):
+                self._call("on_save")
+            if self.at.stopped:
+                break
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - evaluating
         if not self.at.evaluated:
             self.checkpoints.begin_last()  # whatever the evaluation comes to, the training is not lost
             evaluating += self.evaluate()
         self.seconds["eval"] = evaluating
+        self._call("on_end")
 
     def update(self) -> tuple[float | None, float]:
         """Update the replica; returns the gradients' norm, if it was clipped, and the seconds it took."""
@@ -156,12 +175,21 @@ class Run:
             self.prove()
 
     def evaluate_if_due(self, batch: Batch) -> float:
-        """After an epoch of training; the run's last evaluation comes after its last checkpoint was begun."""
-        every = self.loaded.job.eval.every_epochs
-        is_last_step = self.at.steps_done == self.batches.steps
-        if not every or not batch.last_of_epoch or is_last_step or (batch.epoch + 1) % every:
+        """After so many epochs or steps; the run's last evaluation comes after its last checkpoint was begun."""
+        settings = self.loaded.job.eval
+        epochs = batch.epoch + 1 if batch.last_of_epoch else 0
+        by_epochs = settings.every_epochs and epochs and epochs % settings.every_epochs == 0
+        by_steps = settings.every_steps and self.at.steps_done % settings.every_steps == 0
+        if self.at.steps_done == self.batches.steps or not (by_epochs or by_steps):
             return 0.0
-        return self.evaluate()
+        seconds = self.evaluate()
+        # Metrics are the same bits on all ranks, so all of them stop after the same step.
+        if self.at.ends_early(settings):
+            self._note(
+                f"ended early after step {self.at.steps_done} of {self.batches.steps}: {settings.stop_on} was not "
+                f"better than {self.at.best} in {settings.stop_after} evaluation(s)"
+            )
+        return seconds
 
     def record(self, batch: Batch, result: StepResult, norm: float | None, update_seconds: float) -> None:
         """Record the step's result; costs the training thread some microseconds."""
@@ -179,9 +207,11 @@ class Run:
                 samples=len(batch.ids),
                 samples_of_batch=batch.size,
                 seconds={
+                    "save": round(self.saving_seconds, 6),
                     "data": round(batch.waited_seconds, 6),
                     "compute": round(result.compute_seconds, 6),
                     "exchange": round(result.exchange_seconds, 6),
+                    "wait": round(result.wait_seconds, 6),
                     "update": round(update_seconds, 6),
                 },
                 lr=self.optimizer.param_groups[0]["lr"],
@@ -190,6 +220,19 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        self.log.step(batch.step, result.loss, norm, self.optimizer)
+        self.saving_seconds = 0.0
+        if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
+            self._memory_at = time.monotonic()
+            self.recorder.record(events.MemoryUsed(batch.step, _resident_bytes()))
+
+    def save_if_due(self, flags: int) -> bool:
+        """Keep or save the run's state, as far as a step asks for it; most of that is done off this thread.
+        Returns whether a checkpoint was begun."""
+        began = time.perf_counter()
+        saved = self.checkpoints.save_if_due(flags)
+        self.saving_seconds += time.perf_counter() - began
+        return saved
 
     def prove(self) -> str | None:
         """All replicas compare their state; nothing to compare when they train apart."""
@@ -211,6 +254,7 @@ class Run:
                 batch=job.eval.batch or job.data.global_batch,
                 workers=job.data.workers,
                 collate=self.collate,
+                gathered=self.gathered,
             )
             self.at.metrics, self.at.evaluated_after = found.metrics, self.at.steps_done
             self.at.ledger.add_evaluation(found.samples_of_all, found.mark_of_all, len(self.eval_data))
@@ -223,7 +267,17 @@ class Run:
                     f"{found.mark:016x}",
                 )
             )
+            self.log.evaluation(self.at.steps_done - 1, found.metrics)
+            self._call("on_eval")
         return time.perf_counter() - began
+
+    def _call(self, name: str) -> None:
+        """The job's own hook, if it has one."""
+        if name in self.hooks:
+            at, model = self.at, self.model.module
+            self.hooks(
+                name, Moment(self.team, model, self.optimizer, at.steps_done, at.loss, dict(at.metrics))
+            )
 
     def end(self) -> RankResult:
         """The last proof, the last checkpoint, and what this rank has to tell."""
@@ -387,9 +441,18 @@ class Run:
                 steps=self.batches.steps,
                 session=self.session,
                 start=self.start,
+                node=self.team.topology.node,
             )
         )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.recorder.record(events.Noted(text))
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:  # no /proc in some sandboxes
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

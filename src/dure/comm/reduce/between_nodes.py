@@ -104,6 +104,7 @@ class BetweenNodes:
         nodes."""
         self._link = link
         self._local = local
+        self.waits = local.waits
         self._local_size = local_size
         self._everyone = everyone
         self._wire = wire
@@ -136,12 +137,14 @@ class BetweenNodes:
         if self._link is None:
             return flags_of_all(flags, self._peers)
         of_nodes = _Flags(flags)
-        self._link.swap([of_nodes], "the exchange of gradients between nodes")
+        with self.waits:
+            self._link.swap([of_nodes], "the exchange of gradients between nodes")
         return of_nodes.both
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
-        self._everyone.sum(vector, "the exchange of losses")
+        with self.waits:
+            self._everyone.sum(vector, "the exchange of losses")
 
     def close(self) -> None:
         """See `Exchanger`."""
@@ -157,7 +160,8 @@ class BetweenNodes:
         for part in parts:
             part.scale = asked.scale
         self._local.wait()
-        link.swap(parts, "the exchange of gradients between nodes")
+        with self.waits:  # the sums are made meanwhile; the wire and the other node take the rest
+            link.swap(parts, "the exchange of gradients between nodes")
         if not all(part.finite for part in parts):
             self._flags |= NOT_FINITE
 
@@ -221,8 +225,11 @@ class BetweenNodes:
         for add in self._local.sums(buffers, cut, self._own_node(shape), shape.leaves, sums):
             add(1.0)
         whole = sums[-1] if sums else buffers.out.new_empty(cut.stop - cut.start)
-        self._over_gloo.exchange(BucketBuffers(-1, whole, buffers.limit, sums[:-1]), Exchange(of_nodes, 1.0))
-        self._over_gloo.conclude()
+        with self.waits:
+            self._over_gloo.exchange(
+                BucketBuffers(-1, whole, buffers.limit, sums[:-1]), Exchange(of_nodes, 1.0)
+            )
+            self._over_gloo.conclude()
         for out in self._local.outs(buffers, cut):
             torch.mul(whole, scale, out=out)
         if not is_finite(whole * scale, buffers.limit):

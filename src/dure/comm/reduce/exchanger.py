@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from dure.comm import tree
+from dure.comm.reduce.waits import Waits
 from dure.data.shards import shards_of_rank
 
 NOT_FINITE, ALL_USED = 1, 2
@@ -157,6 +158,9 @@ class Exchange:
 
 class Exchanger(Protocol):
     """Adds everyone's pieces in tree order. Used by one thread."""
+
+    waits: Waits
+    """Where it counts the time that it waits for other ranks."""
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """Where the bucket's pieces go; its `out` holds the buffer's content (and may be the buffer)."""

@@ -98,6 +98,7 @@ class GradientExchange:
     def begin(self, step: StepExchange) -> None:
         """Start the step's exchange; call it before the backward pass that DDP synchronises."""
         self._step = step
+        self._exchanger.waits.begin()
         self._tasks.put(lambda: self._meet_totals(step))
 
     def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -128,6 +129,10 @@ class GradientExchange:
         self._step = None
         self._stack.clear()
         self.raise_failure()
+
+    def waited_after(self, at: float) -> float:
+        """Seconds of the last step that this rank waited for others after `at`, and had nothing else to do."""
+        return self._exchanger.waits.seconds_after(at)
 
     def raise_failure(self) -> None:
         """Raise the communication thread's own exception, if there is one."""

@@ -18,6 +18,7 @@ from dure.comm.reduce.exchanger import (
     largest,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
+from dure.comm.reduce.waits import Waits
 
 _MOST_FLAGS = 8
 
@@ -26,6 +27,7 @@ class PlainBuffers:
     """Buffers in memory of this process alone."""
 
     def __init__(self) -> None:
+        self.waits = Waits()
         self._bucket_buffers: dict[int, BucketBuffers] = {}
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
@@ -114,7 +116,7 @@ class OverGloo(PlainBuffers):
         for position, piece in enumerate(buffers.own(count)):
             _scatter(piece, sent[:, position])
         received = out.new_empty(sum(held), width)
-        with naming_the_wait(self._rank, "the exchange of gradients"):
+        with naming_the_wait(self._rank, "the exchange of gradients"), self.waits:
             dist.all_to_all_single(
                 received.view(-1),
                 sent.view(-1),
@@ -145,7 +147,8 @@ class OverGloo(PlainBuffers):
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
-        self._totals.sum(vector, "the exchange of losses")
+        with self.waits:
+            self._totals.sum(vector, "the exchange of losses")
 
     def close(self) -> None:
         """See `Exchanger`."""

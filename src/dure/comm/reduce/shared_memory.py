@@ -29,6 +29,7 @@ from dure.comm.reduce.exchanger import (
     leading_to,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
+from dure.comm.reduce.waits import Waits
 from dure.comm.shm_barrier import ShmBarrier, barrier_bytes
 from dure.comm.shm_segment import Segment, map_everyones, offer_tensor, share_segment
 
@@ -68,6 +69,7 @@ class ThroughSharedMemory:
         self._wire = wire
         shared = share_segment(group, barrier_bytes(group.size, 2 * totals), "sharing a barrier")
         self._barrier = ShmBarrier(shared, 2 * totals, deadline_seconds)
+        self.waits = Waits()
         self._half = 0
         self._bucket_buffers: dict[int, _SharedBuckets] = {}
         self._told = False
@@ -112,11 +114,13 @@ class ThroughSharedMemory:
 
     def wait(self) -> None:
         """Wait for all ranks of the node."""
-        self._barrier.wait(_WHAT)
+        with self.waits:
+            self._barrier.wait(_WHAT)
 
     def agree(self, flags: int) -> int:
         """Wait for all ranks of the node; their flags, OR-ed."""
-        return self._barrier.agree(flags, _WHAT)
+        with self.waits:
+            return self._barrier.agree(flags, _WHAT)
 
     def slice_of(self, buffers: BucketBuffers) -> slice:
         """The elements of a bucket that this rank adds."""
@@ -151,7 +155,8 @@ class ThroughSharedMemory:
         start = self._half * flat.numel()
         board = self._barrier.board[:, start : start + flat.numel()]
         board[self._rank] = flat.numpy()
-        self._barrier.wait("the exchange of losses")
+        with self.waits:
+            self._barrier.wait("the exchange of losses")
         flat.copy_(torch.from_numpy(board.sum(axis=0)))
 
     def close(self) -> None:
