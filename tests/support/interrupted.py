@@ -15,6 +15,7 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.1), nn.Tanh(), nn.Linear(32, 5))
         self.plan, self.calls = Path(plan), 0
+        self.ahead = sorted(self.plan.glob("[0-9]-*"))[:1]  # one per session, whoever comes to it first
         self.register_buffer("scale", self.layers[0].bias.detach() * 0 + 1.5, persistent=False)
 
     def forward(self, x):
@@ -24,7 +25,7 @@ class Net(nn.Module):
         return self.layers(x) * self.scale[0]
 
     def _interrupt(self, rank):
-        ahead = sorted(self.plan.glob("[0-9]-*"))
+        ahead = self.ahead
         what = ahead[0].name.split("-") if ahead else ["", ""]
         if what[1] == "kill" and what[2] == rank:
             ahead[0].rename(self.plan / f"done-{ahead[0].name}")
