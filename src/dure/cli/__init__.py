@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dure.base.errors import DureError, RankFailed
+from dure.base.language import chosen_language, speak
 from dure.base.say import keep_output_harmless, redacted, say, stdout_trouble
 from dure.cli import drill, train
 from dure.cli.bench import bench
@@ -17,6 +18,7 @@ from dure.cli.demo import demo
 from dure.cli.doctor import doctor
 from dure.cli.image import image
 from dure.cli.lab import lab
+from dure.cli.options import Lang
 from dure.cli.run import ScriptCommand, run
 from dure.cli.slurm import add_to as add_slurm_to
 
@@ -52,6 +54,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    lang: Lang = None,
 ) -> None:
     pass
 
@@ -77,6 +80,7 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
+        speak(chosen_language(None))
         app()
     except SystemExit as ended:  # as the command ends when all went well, too
         if ended.code in (None, 0):
