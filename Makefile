@@ -10,7 +10,7 @@ help:  ## show this list
 
 # One stamp, so that a second `make` starts at once; a changed dependency list sets up again.
 .venv/.ready: pyproject.toml constraints.txt setup.py src/dure/comm/shm_barrier.c \
-    src/dure/comm/reduce/treesum.c src/dure/device/copying.c
+    src/dure/comm/reduce/treesum.c src/dure/device/copying.c src/dure/comm/backend/collectives.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
@@ -38,7 +38,7 @@ check: setup  ## format, lint, types, import layers, dead code, spelling, the do
 docs: setup  ## the documentation as a site, in site/: open site/index.html; needs no network
 	$(MKDOCS)
 
-test: setup  ## all tests but the long ones, in streams side by side; then their slowest, and one line of counts
+test: setup  ## all tests but the long ones, on several workers; then their slowest, and one line of counts
 	tools/system-packages
 	$(BIN)/python tools/run-tests
 
@@ -46,10 +46,11 @@ soak: setup  ## the long tests too
 	tools/system-packages
 	$(BIN)/python -m pytest -m soak
 
-bench: setup  ## print the figures: starting ranks, one all-reduce, step time, loading, checkpoints, recovery
+bench: setup  ## print the figures: starting ranks, one all-reduce, step time, the backend, loading, checkpoints, recovery
 	$(BIN)/dure bench start
 	$(BIN)/dure bench reduce
 	$(BIN)/dure bench step
+	$(BIN)/dure bench backend
 	$(BIN)/dure bench load
 	$(BIN)/dure bench checkpoint
 	$(BIN)/dure bench recover

@@ -1,5 +1,6 @@
 """The preflight on nodes that Slurm gives: the same look as over ssh, and the nodes are always given back."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import psutil
 import pytest
 from support.commands import dure
 from support.doctor_looks import JOB, failed
@@ -124,9 +126,14 @@ def start(shared, *options):
 def nothing_is_left(slurm):
     wait_until(lambda: jobs(slurm) == [], "the nodes to be given back")
     own = ("--serve", "salloc", "srun")
-    running = lambda: [  # noqa: E731
-        process for process in slurm.processes() if any(word in process.cmdline() for word in own)
-    ]
+
+    def running():
+        found = []
+        for process in slurm.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                found += [process] if any(word in process.cmdline() for word in own) else []
+        return found
+
     wait_until(lambda: not running(), lambda: f"the end of {running()}")
 
 

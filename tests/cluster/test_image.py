@@ -21,7 +21,7 @@ from dure.base.errors import JobError
 from dure.base.in_image import digest_inside
 from dure.config import load_job
 from dure.image.contents import Entry
-from dure.image.enter import command_inside, container_of
+from dure.image.enter import command_inside, container_of, image_of
 from dure.image.runner import own_command
 from dure.image.squash import pack, squash_command
 
@@ -185,7 +185,7 @@ def test_a_run_inside_saves_when_it_is_told_to_stop_and_ends_with_75(shared):
 def test_only_checkpoints_take_writes(shared):
     loaded, run = job_in(shared), shared / "checkpoints" / "run-1"
     command_inside(loaded, run, [])  # makes the run's folder
-    place = container_of(loaded, run, digest="")
+    place = container_of(loaded, image_of(loaded), run, digest="")
     refused = [
         shared / "pytorch_squash.sqsh", shared / "cnn_batchnorm.py", shared / "training_data" / "photo",
         shared / "training_data" / "new", shared / "model.safetensors", shared / "checkpoints" / "other",

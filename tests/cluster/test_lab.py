@@ -41,10 +41,10 @@ def connects(lab, place, address, seconds=60):
 
 
 def processes_of(lab):
-    """Every process of the lab as the outside sees it, keepers first."""
-    keepers = lab.state.keepers
+    """Every process of the lab as the outside sees it, places first."""
+    places = lab.state.places
     found = []
-    for pid in [*(keeper.pid for keeper in keepers), *(pid for keeper in keepers for pid in keeper.pids())]:
+    for pid in [*(place.pid for place in places), *(pid for place in places for pid in place.pids())]:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.append(psutil.Process(pid))
     return found
@@ -93,9 +93,9 @@ def lab(shared):
 def test_places_have_the_documents_addresses_and_find_each_other_by_name(lab):
     places = {"login": "10.0.1.1", "node0": "10.0.1.10", "node1": "10.0.1.11"}
     assert lab.addresses == places
-    for keeper in lab.state.keepers:
-        assert remote._is_listened_to(keeper, 22)  # from the start: a lab that is up can be reached
-        assert not remote._is_listened_to(keeper, 23)
+    for place in lab.state.places:
+        assert remote._is_listened_to(place, 22)  # from the start: a lab that is up can be reached
+        assert not remote._is_listened_to(place, 23)
     for place, address in places.items():
         assert run(lab, place, "hostname") == place
         link = "switch" if place == "login" else "eth0"
@@ -245,7 +245,7 @@ def test_the_commands_make_use_and_end_a_lab(tmp_path):
     options = ("--nodes", "2", "--rate", "10gbit", "--storage", tmp_path / "shared")
     assert "node1   10.0.1.11   joined" in command("up", *options)
     made = Lab.find(NAME)
-    everyone = counted(made, 6)  # three keepers, three sshd
+    everyone = counted(made, 6)  # three first processes, three sshd
     ran = dure("lab", "exec", "--name", NAME, "node1", "--", "sh", "-c", "hostname; exit 3")
     assert (ran.code, ran.out) == (3, "node1\n")
     ran = dure("lab", "exec", "--name", NAME, "node0", "ls", "-d", "--", "/mnt/shared/checkpoints")
@@ -266,7 +266,7 @@ def test_the_commands_make_use_and_end_a_lab(tmp_path):
 
 
 @needs_root
-def test_killing_the_keepers_ends_their_places_and_down_leaves_nothing(tmp_path):
+def test_killing_the_first_processes_ends_their_places_and_down_leaves_nothing(tmp_path):
     lab = Lab(NAME, storage=tmp_path)
     lab.up()
     subprocess.run(
@@ -276,9 +276,9 @@ def test_killing_the_keepers_ends_their_places_and_down_leaves_nothing(tmp_path)
     os.kill(lab.state.nodes[0].pid, signal.SIGKILL)
     all_gone([process for process in everyone if process.pid == lab.state.nodes[0].pid])
     assert [place.alive for place in lab.status()] == [True, False, True]
-    for keeper in lab.state.keepers:
-        if keeper.alive:
-            os.kill(keeper.pid, signal.SIGKILL)
+    for place in lab.state.places:
+        if place.alive:
+            os.kill(place.pid, signal.SIGKILL)
     all_gone(everyone)
     lab.down()
 
@@ -296,7 +296,7 @@ def test_up_clears_away_what_is_left_of_a_lab_that_broke(tmp_path):
 
 
 @needs_root
-def test_down_never_kills_a_stranger_who_has_a_keepers_pid_by_now(tmp_path):
+def test_down_never_kills_a_stranger_who_has_a_first_processs_pid_by_now(tmp_path):
     lab = Lab(NAME, storage=tmp_path, ssh=False)
     lab.up()
     everyone = processes_of(lab)
@@ -304,12 +304,12 @@ def test_down_never_kills_a_stranger_who_has_a_keepers_pid_by_now(tmp_path):
         path = lab.folder / "lab.json"
         state = json.loads(path.read_text())
         mine = state["login"]["pid"]
-        state["login"]["pid"] = stranger.pid  # the start time stays the keeper's
+        state["login"]["pid"] = stranger.pid  # the start time stays that of the first process
         path.write_text(json.dumps(state))
         lab.down()
         assert stranger.poll() is None
         stranger.kill()
-    os.kill(mine, signal.SIGKILL)  # the keeper whose name the test took away
+    os.kill(mine, signal.SIGKILL)  # the first process whose pid the test took away
     all_gone(everyone)
 
 
@@ -329,8 +329,8 @@ with Lab("{NAME}", storage=sys.argv[1], ssh=False):
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL
     state = read_state(lab_folder(NAME))
-    assert len(state.keepers) == 3
-    wait_until(lambda: not any(keeper.alive for keeper in state.keepers))
+    assert len(state.places) == 3
+    wait_until(lambda: not any(place.alive for place in state.places))
 
 
 @needs_root
@@ -338,7 +338,7 @@ def test_a_lab_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
     started = []
 
     def fail(*_):
-        started.extend(psutil.Process(keeper.pid) for keeper in read_state(lab_folder(NAME)).keepers)
+        started.extend(psutil.Process(place.pid) for place in read_state(lab_folder(NAME)).places)
         raise UsageError("of the test")
 
     monkeypatch.setattr("dure.tools.lab.network.lay_cables", fail)

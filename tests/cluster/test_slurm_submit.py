@@ -16,9 +16,8 @@ from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder
 from dure.engine.slurm import queue
 from dure.engine.slurm.cancel import cancel
-from dure.engine.slurm.progress import progress_of
 from dure.engine.slurm.request import Request
-from dure.engine.slurm.status import all_of_mine, find, in_words, status_of
+from dure.engine.slurm.status import all_of_mine, find, in_words, progress_of, status_of
 from dure.engine.slurm.submit import submit, submitted_from
 
 JOB = f"""

@@ -164,7 +164,7 @@ def test_killing_the_process_that_made_the_nodes_leaves_nothing(tmp_path, nothin
             os.readlink(f"/proc/{one.pid}/ns/{kind}") for one in started for kind in ("net", "mnt", "uts")
         }
         nothing_is_left(made - {os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt", "uts")})
-        assert len(started) >= 12  # two keepers, two nurseries, eight ranks
+        assert len(started) >= 12  # two places, two prefork servers, eight ranks
     finally:
         maker.kill()
         maker.wait(60)

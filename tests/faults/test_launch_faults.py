@@ -74,6 +74,17 @@ def end_of(launcher):
     return launcher.communicate(timeout=40)[0]
 
 
+def test_a_killed_store_is_the_cause_and_the_ranks_end(team):
+    launcher, _, descendants = team(ranks=2)
+    [store] = [pid for pid in descendants if psutil.Process(pid).name() == "dure store"]
+    os.kill(store, signal.SIGKILL)
+    output = end_of(launcher)
+    assert launcher.returncode == 1
+    assert "RankFailed: the process in which ranks find each other (dure store)" in output
+    assert "was killed by SIGKILL" in output
+    all_gone(descendants)
+
+
 def test_a_killed_rank_is_the_cause_and_the_others_end(team):
     launcher, pids, descendants = team(ranks=3, child=True)
     os.kill(pids[1], signal.SIGKILL)
@@ -108,7 +119,7 @@ def test_a_launcher_killed_while_torch_is_imported_leaves_nothing(tmp_path):
     all_gone([server])
 
 
-def test_a_killed_nursery_takes_the_ranks_with_it_and_is_told(team):
+def test_a_killed_prefork_server_takes_the_ranks_with_it_and_is_told(team):
     launcher, pids, _ = team()
     psutil.Process(pids[0]).parent().kill()
     output = end_of(launcher)
@@ -137,15 +148,16 @@ def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path):
         "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
         "from dure.base.errors import StoppedAtOnce\n"
         "folder = RunFolder(Path('run'))\n"
-        "try: run_team('os:getpid', (), ranks=2, folder=folder, hang_seconds=300, preload=())\n"
+        "try: run_team('os:getpid', (), ranks=2, folder=folder, hang_seconds=300, preload=('torch',))\n"
         "except StoppedAtOnce as stopped: raise SystemExit(stopped.exit_code)"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     launcher = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
     )
-    assert appear(tmp_path / "importing") == launcher.pid
+    importing = appear(tmp_path / "importing")
     server = [child.pid for child in psutil.Process(launcher.pid).children()]
+    assert server == [importing]
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(40) == 130
     all_gone(server)

@@ -1,4 +1,4 @@
-"""A team that lost a rank is born again, from the same prefork server, and nothing of the old one is left."""
+"""A team that lost a rank is started again, from the same prefork server, and nothing of the old one is left."""
 
 import json
 

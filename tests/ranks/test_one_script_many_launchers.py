@@ -48,15 +48,24 @@ def test_under_dure_run(script, script_alone, tmp_path):
     assert "rank 3 of 4" in (tmp_path / "run" / "logs" / "rank-3.log").read_text()
 
 
-def test_under_torchrun(script, script_alone):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {script_alone}
+def torchrun(logs):
+    own = [
+        "--standalone",
+        "--nproc_per_node=2",
+        "--log-dir",
+        logs,
+    ]  # it would leave a folder in /tmp otherwise
+    return [sys.executable, "-m", "torch.distributed.run", *own]
 
 
-def test_a_team_whose_model_outlives_it_ends_under_torchrun():
+def test_under_torchrun(script, script_alone, tmp_path):
+    said = run([*torchrun(tmp_path / "logs"), script], OMP_NUM_THREADS="1")
+    assert fingerprints(said, 2) == {script_alone}
+
+
+def test_a_team_whose_model_outlives_it_ends_under_torchrun(tmp_path):
     """Neither process ended: the model destroyed the group with the GIL held, for which Gloo's thread waited."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    said = run([*torchrun, FOLDER / "leaving.py"], OMP_NUM_THREADS="1")
+    said = run([*torchrun(tmp_path / "logs"), FOLDER / "leaving.py"], OMP_NUM_THREADS="1")
     assert sorted(re.findall(r"rank \d is done", said)) == ["rank 0 is done", "rank 1 is done"]
 
 

@@ -5,7 +5,7 @@ import torch
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import newest_state
 from dure.checkpoint.state import Share
-from dure.checkpoint.storage_tier import CheckpointWriter, Retention
+from dure.checkpoint.writer import CheckpointWriter, Retention
 from dure.comm.group import Group
 
 ALONE = Group(None, 0, 1)

@@ -42,7 +42,9 @@ def all_messages(source: Path = SOURCE) -> list[Message]:
         module = _Module(ast.parse(path.read_text(encoding="utf-8")))
         where = path.relative_to(source)
         for template, line in module.messages():
-            found.setdefault(template, Message(template, where.parts[0], f"{where}:{line}"))
+            found.setdefault(
+                template, Message(template, where.parts[0].removesuffix(".py"), f"{where}:{line}")
+            )
     return list(found.values())
 
 
@@ -181,4 +183,6 @@ def _words(template: str) -> list[str]:
 
 def _is_message(template: str) -> bool:
     """Whether it has words for people; a shell command has not."""
-    return len(_words(template)) >= 2 and " " in template.strip() and " && " not in template
+    return (
+        len(_words(template)) >= 2 and " " in template.strip() and not re.search(r" && |^import ", template)
+    )

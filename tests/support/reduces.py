@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dure
 from dure.comm import tree
-from dure.comm.reduce.exchanger import Pieces
+from dure.comm.reduce.exchanger import Exchange, Pieces
 from dure.data.shards import shards_of_rank
 
 SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 1000, 4099, 70_001)
@@ -79,7 +79,7 @@ def _trials(team, count, seed, wire):
             target = buffers.out if position == len(pieces) - 1 else buffers.extra(position)
             leaves = [leaf(trial, shard, numel, dtype) for shard in piece]
             target.copy_(_subtree(leaves, piece, active, wire))
-        exchanger.exchange(buffers, shape, scale, 1 << team.rank % 7)
+        exchanger.exchange(buffers, Exchange(shape, scale, 1 << team.rank % 7))
         assert exchanger.conclude() == sum(1 << rank for rank in range(min(ranks, 7)))
         expected = plain_tree_sum(
             [leaf(trial, s, numel, dtype) for s in range(active)], scale, wire == "bf16"
@@ -115,7 +115,7 @@ def _many(team, count):
     seen = []
     for turn in range(count):
         buffers = exchanger.buffers(turn % 3, gradients[turn % 3])
-        exchanger.exchange(buffers, shape, 0.5, 0)
+        exchanger.exchange(buffers, Exchange(shape, 0.5))
         exchanger.conclude()
         exchanger.total(torch.zeros(2, 8, dtype=torch.float64))
         if turn % (count // 10) == count // 10 - 1:
@@ -132,7 +132,7 @@ def _rebuilds(team, count):
     seen = []
     for _ in range(count):
         buffers = exchanger.buffers(0, torch.ones(1_000_000))
-        exchanger.exchange(buffers, shape, 1.0, 0)
+        exchanger.exchange(buffers, Exchange(shape, 1.0))
         exchanger.conclude()
         seen.append((_resident(), len(os.listdir("/proc/self/fd"))))
     exchanger.close()
@@ -158,13 +158,13 @@ def reduce_for_ever(folder):
         Path(folder, f"pid-{team.rank}").write_text(str(os.getpid()))
         buffer = torch.ones(200_000)
         # Setting up goes over Gloo; this is about reducing.
-        exchanger.exchange(exchanger.buffers(0, buffer), shape, 0.5, 0)
+        exchanger.exchange(exchanger.buffers(0, buffer), Exchange(shape, 0.5))
         exchanger.conclude()
         dist.barrier()
         Path(folder, f"ready-{team.rank}").touch()
         try:
             while True:
-                exchanger.exchange(exchanger.buffers(0, buffer), shape, 0.5, 0)
+                exchanger.exchange(exchanger.buffers(0, buffer), Exchange(shape, 0.5))
                 exchanger.conclude()
         except PeerLost as lost:
             note = Path(folder, f"told-{team.rank}")

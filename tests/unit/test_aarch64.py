@@ -9,7 +9,12 @@ import pytest
 import dure
 
 ROOM = Path(dure.__file__).parent
-SOURCES = [ROOM / "comm/reduce/treesum.c", ROOM / "comm/shm_barrier.c", ROOM / "device/copying.c"]
+SOURCES = [
+    ROOM / "comm/reduce/treesum.c",
+    ROOM / "comm/shm_barrier.c",
+    ROOM / "comm/backend/collectives.c",
+    ROOM / "device/copying.c",
+]
 DRIVER = Path(__file__).with_name("aarch64_driver.c")
 FLAGS = ["-O3", "-ffp-contract=off", "-std=c11"]  # as in setup.py
 NEEDED = ("gcc", "aarch64-linux-gnu-gcc", "qemu-aarch64")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dure.checkpoint.storage_tier import Retention, Saved, removable
+from dure.checkpoint.writer import Retention, Saved, removable
 
 
 @given(

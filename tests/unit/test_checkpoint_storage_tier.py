@@ -6,7 +6,7 @@ from support.checkpoints import ALONE
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.storage_tier import BUSY, DUE, STOP, StorageTier
 from dure.config import Checkpoint
-from dure.engine import run_job
+from dure.engine.new_run import new_run
 from dure.observe import events
 from dure.storage import open_store
 
@@ -54,7 +54,7 @@ def test_a_fresh_start_moves_the_earlier_run_aside_and_deletes_nothing(tmp_path,
         folder = RunFolder(tmp_path / "run")
         folder.create()
         folder.job.write_text(f"run {number}")
-        with run_job.new_run(tmp_path / "run", "job", goes_on=True, fresh=True) as made:
+        with new_run(tmp_path / "run", "job", goes_on=True, fresh=True) as made:
             assert not made.job.exists()
         assert (tmp_path / f"run.{number}" / "job.json").read_text() == f"run {number}"
         assert f"run.{number}" in capsys.readouterr().err

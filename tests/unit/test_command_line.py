@@ -24,7 +24,7 @@ def imports(code):
 def test_light_rooms_start_without_torch():
     rooms = (
         "base.say", "checkpoint.places", "cli", "config", "doctor.inside",
-        "engine.run_job", "engine.slurm.cancel", "engine.slurm.prepare",
+        "engine.node_start", "engine.run_job", "engine.slurm.cancel", "engine.slurm.prepare",
         "engine.slurm.submit", "image.build", "image.enter", "image.inside", "launch", "observe.display",
         "observe.events", "observe.summary", "tools.demo",
     )  # fmt: skip
@@ -61,7 +61,8 @@ def test_the_public_names_are_pinned():
     import dure as package
 
     assert sorted(package.__all__) == [
-        "Batch", "Batches", "EvalResult", "Team", "Topology", "__version__", "arguments", "start",
+        "Batch", "Batches", "Checkpoint", "EvalResult", "Team", "Topology", "__version__", "arguments", "attach",
+        "heartbeat", "start",
     ]  # fmt: skip
     for name in package.__all__:
         assert getattr(package, name) is not None

@@ -303,12 +303,12 @@ def test_a_node_that_is_ended_takes_its_mark_away(tmp_path):
 
 
 def test_what_a_node_says_in_place_of_an_answer_is_told():
-    ready = "import sys; print('Welcome!'); print('dure-doctor-ready', flush=True); input(); "
+    ready = "import sys; print('Welcome!'); print('Ready {}', flush=True); input(); "
     aftermath = "srun: error: node1: task 0: Exited with exit code 1"
     for script, told in (
         (f"{ready} print('lp0 on fire', flush=True); input()", "says 'lp0 on fire', which is no answer"),
         (f"{ready} sys.exit('no memory\\n{aftermath}')", "hung up: no memory"),
-        (f"""{ready} print('{{"error": "KeyError"}}', flush=True); input()""", "KeyError"),
+        (f"""{ready} print('Answer {{"error": "KeyError"}}', flush=True); input()""", "KeyError"),
     ):
         line = started(script)
         try:

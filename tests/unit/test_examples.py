@@ -11,6 +11,7 @@ from support.pretrained import bert_folder, loaded
 from torch import nn
 from torch.nn import functional as F
 
+import dure.tools.demo
 from dure.tools.demo.draw import draw_photos
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -243,3 +244,12 @@ def test_finetune_bert_reads_every_word_and_learns_from_the_pretrained_weights(t
     assert losses[-1] < losses[0] - 0.1
     good, of = example.code.right(output, labels[:16])
     assert (of, good > 8) == (16.0, True)
+
+
+def test_the_examples_survive_a_copy_of_their_folder():
+    assert [path.name for path in EXAMPLES.iterdir() if path.is_symlink()] == []
+
+
+@pytest.mark.parametrize("name", ["cats.toml", "ddp.py"])
+def test_the_demos_own_files_are_the_examples(name):
+    assert (EXAMPLES / name).read_bytes() == (Path(dure.tools.demo.__file__).parent / name).read_bytes()

@@ -181,7 +181,7 @@ def test_a_node_that_does_not_read_is_let_go(monkeypatch):
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         line = AgentConnection(ours)
         for _ in range(10_000):
-            line.send(Refused("x" * 1000))
+            line.send_message(Refused("x" * 1000))
             if line.closed:
                 break
         assert "has not taken" in line.closed

@@ -3,8 +3,11 @@
 import ast
 import atexit
 import importlib
+import multiprocessing.process
+import multiprocessing.util
 import re
 import runpy
+import sys
 import warnings
 from pathlib import Path
 
@@ -182,6 +185,16 @@ def _hf_initialized(tmp_path):
     return bool((weight == 3.0).all())
 
 
+def _socket_folder(tmp_path):
+    config = multiprocessing.process.current_process()._config
+    before = config.get("tempdir")
+    config["tempdir"] = str(tmp_path)
+    try:
+        return multiprocessing.util.get_temp_dir() == str(tmp_path)
+    finally:
+        config["tempdir"] = before
+
+
 def _sympy(module, owner, name):
     found = importlib.import_module(module)
     return hasattr(getattr(getattr(found, owner) if owner else found, name), "seed")
@@ -189,6 +202,17 @@ def _sympy(module, owner, name):
 
 def _same_as_public(name):
     return getattr(importlib.import_module("torch._C._distributed_c10d"), name) is getattr(dist, name)
+
+
+def _join_config():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        before = model._join_config.enable
+        with model.join():
+            return not before and model._join_config.enable
+    finally:
+        dist.destroy_process_group()
 
 
 CANARIES = {
@@ -201,9 +225,18 @@ CANARIES = {
     "torch.utils._python_dispatch.TorchDispatchMode": lambda tmp_path: _dispatch_mode(),
     "torch._dynamo.config": lambda tmp_path: _dynamo_config(),
     "torch._dynamo": lambda tmp_path: importlib.import_module("torch._dynamo") is not None,
+    "torch._dynamo.eval_frame": lambda tmp_path: (
+        _compiled_wrapper() and "torch._dynamo.eval_frame" in sys.modules
+    ),
     "._version": lambda tmp_path: _version(),
     "._share_fd_cpu_": lambda tmp_path: _share_fd(),
     "._pg_map": lambda tmp_path: type(dist.distributed_c10d._pg_map).__mro__[-2] is dict,
+    "torch._C._dynamo.eval_frame": lambda tmp_path: callable(
+        torch._C._dynamo.eval_frame.set_code_exec_strategy
+    ),
+    "._FrameExecStrategy": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"),
+    "._FrameAction": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame._FrameAction, "SKIP"),
+    "._join_config": lambda tmp_path: _join_config(),
     "._checkpoint_offset": _checkpoint_offset,
     "._orig_mod": lambda tmp_path: _compiled_wrapper(),
     "._parameters": lambda tmp_path: set(_module()._parameters) == {"weight", "bias"},
@@ -216,6 +249,7 @@ CANARIES = {
     ),
     "._get_dtype_plan": lambda tmp_path: _pretrained("_get_dtype_plan"),
     "._is_hf_initialized": _hf_initialized,
+    "._config": _socket_folder,
     "runpy._run_module_as_main": lambda tmp_path: callable(runpy._run_module_as_main),
     "atexit._run_exitfuncs": lambda tmp_path: callable(atexit._run_exitfuncs),
     "._assumptions_rng": lambda tmp_path: _sympy("sympy.core.random", "", "_assumptions_rng"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dure.base.lines import encode
 from dure.base.team_key import TeamKey
 from dure.engine.ssh.attached import ALIVE, KEY, KILL, STOP
 from dure.launch.lease import LeaseOver
@@ -57,7 +58,7 @@ class Agent:
                 stream.close()
 
     def tell(self, *lines):
-        self.process.stdin.write("".join(f"{line}\n" for line in lines))
+        self.process.stdin.write("".join(line.decode() for line in lines))
         self.process.stdin.flush()
 
     def hears(self):
@@ -76,7 +77,7 @@ def key():
 
 def test_the_key_comes_over_standard_input_and_is_to_be_seen_nowhere(key):
     with Agent() as agent:
-        agent.tell(f"{KEY} {key.hex()}", ALIVE)
+        agent.tell(encode(KEY, {"key": key.hex()}), encode(ALIVE))
         assert agent.hears() == key.derived("test").hex()
         for place in ("cmdline", "environ"):
             assert key.hex().encode() not in Path(f"/proc/{agent.process.pid}/{place}").read_bytes()
@@ -84,7 +85,7 @@ def test_the_key_comes_over_standard_input_and_is_to_be_seen_nowhere(key):
 
 def test_a_supervisor_that_falls_silent_ends_the_lease(key):
     with Agent(lost_seconds=1.0) as agent:
-        agent.tell(f"{KEY} {key.hex()}")
+        agent.tell(encode(KEY, {"key": key.hex()}))
         agent.hears()
         code, said = agent.ends()
         assert code == LeaseOver.exit_code
@@ -93,7 +94,7 @@ def test_a_supervisor_that_falls_silent_ends_the_lease(key):
 
 def test_told_to_end_it_ends_at_once_and_asks_nobody(key):
     with Agent() as agent:
-        agent.tell(f"{KEY} {key.hex()}", KILL)
+        agent.tell(encode(KEY, {"key": key.hex()}), encode(KILL))
         agent.hears()
         assert agent.ends() == (
             LeaseOver.exit_code,
@@ -103,7 +104,7 @@ def test_told_to_end_it_ends_at_once_and_asks_nobody(key):
 
 def test_told_to_stop_it_has_the_ranks_save(key):
     with Agent() as agent:
-        agent.tell(f"{KEY} {key.hex()}", ALIVE, STOP)
+        agent.tell(encode(KEY, {"key": key.hex()}), encode(ALIVE), encode(STOP))
         agent.hears()
         assert agent.hears() == "asked to save"
         assert agent.process.poll() is None
@@ -112,7 +113,7 @@ def test_told_to_stop_it_has_the_ranks_save(key):
 @pytest.mark.parametrize("leads", [True, False])
 def test_when_the_connection_closes_only_the_leader_has_the_run_save_and_both_end(key, leads):
     with Agent(lost_seconds=1.0, leads=leads) as agent:
-        agent.tell(f"{KEY} {key.hex()}", ALIVE)
+        agent.tell(encode(KEY, {"key": key.hex()}), encode(ALIVE))
         agent.hears()
         agent.process.stdin.close()
         code, said = agent.ends()
@@ -122,12 +123,12 @@ def test_when_the_connection_closes_only_the_leader_has_the_run_save_and_both_en
 
 def test_an_agent_that_cannot_look_at_its_lease_is_ended_all_the_same(key):
     with Agent(lost_seconds=0.5, stuck=True) as agent:
-        agent.tell(f"{KEY} {key.hex()}")
+        agent.tell(encode(KEY, {"key": key.hex()}))
         agent.hears()
         assert agent.ends()[0] == LeaseOver.exit_code
 
 
-@pytest.mark.parametrize("first", ["", "alive\n", "key\n", "x" * 100_000])
+@pytest.mark.parametrize("first", ["", "Alive {}\n", "Key {}\n", "Key\n", 'Key {"key": 3}\n', "x" * 100_000])
 def test_without_a_key_nothing_starts(first):
     with Agent(lost_seconds=1.0) as agent:
         with contextlib.suppress(OSError):  # it may have ended already

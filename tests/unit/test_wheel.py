@@ -38,7 +38,7 @@ def test_the_wheel_has_no_tests_and_one_top_level_name(names):
 
 def test_the_wheel_has_the_compiled_parts_and_a_source_for_each(names):
     compiled = sorted(name.rsplit("/", 1)[1].split(".")[0] for name in names if name.endswith(".so"))
-    assert compiled == ["_copying", "_shm_barrier", "_treesum"]
+    assert compiled == ["_collectives", "_copying", "_shm_barrier", "_treesum"]
     sources = {name.rsplit("/", 1)[1] for name in names if name.endswith(".c")}
     assert sources == {f"{name.removeprefix('_')}.c" for name in compiled}
 

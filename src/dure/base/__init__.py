@@ -1,1 +1,1 @@
-"""What every room may use: errors, files that appear whole, the run folder, languages, messages. No torch."""
+"""What every room may use: errors, files that appear whole, the run folder, the line protocol, languages. No torch."""

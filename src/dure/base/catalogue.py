@@ -87,6 +87,11 @@ class Entry:
         """How much of the message is the template's own."""
         return sum(letter.isalpha() for piece in self.literals for letter in piece)
 
+    @functools.cached_property
+    def may_be_accident(self) -> bool:
+        """Whether a text of the user's could look like it: not if it has no values, or begins with a space."""
+        return len(self.literals) > 1 and not self.english.startswith(" ")
+
 
 @functools.cache
 def entries() -> tuple[Entry, ...]:
@@ -113,7 +118,7 @@ def _whole(text: str, least_letters: int = _LEAST_LETTERS) -> str | None:
     """The message in Korean, if all of the text is one."""
     best: tuple[int, Entry, re.Match[str]] | None = None
     for entry in entries():
-        if entry.anchor not in text or (len(entry.literals) > 1 and entry.letters < least_letters):
+        if entry.anchor not in text or (entry.letters < least_letters and entry.may_be_accident):
             continue
         if found := entry.pattern.fullmatch(text):
             # A message in a message is its last value; a template that has one in front was found in the inner message.

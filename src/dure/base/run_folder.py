@@ -23,6 +23,11 @@ class RunFolder:
         return self.path / "job.json"
 
     @property
+    def script(self) -> Path:
+        """Here as soon as a script saves checkpoints (`team.checkpoint`): where they are, as JSON."""
+        return self.path / "script.json"
+
+    @property
     def summary(self) -> Path:
         """What `--json` prints, written when the run is done."""
         return self.path / "summary.json"
@@ -72,6 +77,11 @@ class RunFolder:
     def heartbeat(self, rank: int) -> Path:
         """What this rank does right now (a few bytes, mapped by the rank and the launcher)."""
         return self.path / "heartbeat" / f"rank-{rank}"
+
+    @property
+    def page(self) -> Path:
+        """What `dure page` keeps to be quick with long runs; it can be deleted at any time."""
+        return self.path / "page"
 
     def create(self) -> None:
         """Make the folders that the ranks write into; PermissionError when one of them is another user's."""

@@ -20,7 +20,7 @@ import torch
 
 from dure.checkpoint.manifest import File
 from dure.checkpoint.state import Piece, State, Table, TensorSpan, fingerprint_of, is_not_finite
-from dure.device.copying import copy_into
+from dure.device.copying import POPULATE_WRITE, copy_into
 from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
 from dure.storage.safetensors import DTYPES
@@ -28,7 +28,6 @@ from dure.storage.safetensors import DTYPES
 CHUNK_BYTES = 8 << 20
 _NOTHING = torch.empty(0)
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14
 _AT_ONCE_BYTES = 256 << 20
 _NICE = 10
 _LONGEST_PAUSE_SECONDS = 0.5
@@ -148,7 +147,7 @@ def make_present(memories: Iterable[torch.Tensor]) -> None:
         end = memory.data_ptr() + memory.numel() * memory.element_size()
         at = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         while at < end:
-            if madvise(at, min(_AT_ONCE_BYTES, end - at), _POPULATE_WRITE) != 0:
+            if madvise(at, min(_AT_ONCE_BYTES, end - at), POPULATE_WRITE) != 0:
                 return
             at += _AT_ONCE_BYTES
 

@@ -18,7 +18,9 @@ from dure.cli.demo import demo
 from dure.cli.doctor import doctor
 from dure.cli.image import image
 from dure.cli.lab import lab
+from dure.cli.new import new
 from dure.cli.options import Lang
+from dure.cli.page import PAGE_EPILOG, page, report
 from dure.cli.run import ScriptCommand, run
 from dure.cli.slurm import add_to as add_slurm_to
 
@@ -33,7 +35,9 @@ app = typer.Typer(
 
     \b
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
+    dure new my_project                write a project that trains at once: job, model and data, script
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
+    dure page RUN                      see it in the browser, live or after; report RUN: one file to send
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run --ranks 4 ddp.py …        run a script of your own, as torchrun would, only sooner
@@ -60,8 +64,12 @@ def _options(
 
 
 app.command(epilog=train.EPILOG)(train.train)
+app.command(hidden=True)(train.agent)
 app.command(epilog="Example: dure run --ranks 4 ddp.py --epochs 2", cls=ScriptCommand)(run)
 app.command()(demo)
+app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)
+app.command(epilog=PAGE_EPILOG)(page)
+app.command()(report)
 app.command()(checkpoints)
 app.command()(export)
 app.command(epilog=drill.EPILOG)(drill.drill)

@@ -23,7 +23,10 @@ def bench_start(
     rounds: Annotated[int, typer.Option(help="Interleaved repeats; medians are printed.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run."""
+    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run.
+
+    Beside it, a job of one step on 4 ranks (dure train) against `import torch` alone.
+    """
     from dure.tools.bench import start
 
     print_figures(start, start.bench_start(ranks=ranks, rounds=rounds), as_json)
@@ -101,12 +104,28 @@ def bench_reduce(
     """Time of one all-reduce: dure, Gloo, OpenMPI, one plain copy and the plain wire side by side."""
     from dure.tools.bench import reduce
 
-    try:
-        sizes = [float(size) for size in mib.split(",")]
-    except ValueError:
-        raise UsageError(f"--mib {mib}: write sizes with commas between them, such as --mib 1,25") from None
-    figures = reduce.bench_reduce(ranks=ranks, nodes=nodes, rate=rate, mib=sizes, rounds=rounds, wire=wire)
+    figures = reduce.bench_reduce(
+        ranks=ranks, nodes=nodes, rate=rate, mib=_sizes(mib), rounds=rounds, wire=wire
+    )
     print_figures(reduce, figures, as_json)
+
+
+@bench.command("backend")
+def bench_backend(
+    ranks: Annotated[int, typer.Option(help="Processes on this machine.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 7,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
+    mib: Annotated[str, typer.Option(help="Sizes of all-reduces in MiB, with commas.")] = "0.0625,1,25,100",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small model and few rounds: whether it works, not figures.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Stock DDP on gloo, on the backend dure and with dure.attach, and a team; and all-reduces alone."""
+    from dure.tools.bench import backend
+
+    size = backend.QUICK if quick else backend.Size(rounds, steps, _sizes(mib))
+    print_figures(backend, backend.bench_backend(ranks=ranks, size=size), as_json)
 
 
 @bench.command("load")
@@ -127,6 +146,31 @@ def bench_load(
         ranks=ranks, mb=mb, storage=cast(load.Storage, storage), rounds=rounds, throttle=throttle
     )
     print_figures(load, figures, as_json)
+
+
+@bench.command("page")
+def bench_page(
+    steps: Annotated[int, typer.Option(help="Steps of the long run.")] = 1_000_000,
+    ranks: Annotated[int, typer.Option(help="Ranks of the long run.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Runs with and without the page, in turns; medians.")] = 5,
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "cost,scale",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short runs: whether it works, not figures.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What the page costs a run (CPU seconds), and how quick it is with a long one, in a real browser."""
+    from dure.tools.bench import page
+
+    size = page.QUICK if quick else page.Size(steps=steps, ranks=ranks, rounds=rounds)
+    print_figures(page, page.bench_page(size, only.split(",")), as_json)
+
+
+def _sizes(mib: str) -> list[float]:
+    try:
+        return [float(size) for size in mib.split(",")]
+    except ValueError:
+        raise UsageError(f"--mib {mib}: write sizes with commas between them, such as --mib 1,25") from None
 
 
 def print_figures(room: ModuleType, figures: dict[str, object], as_json: bool) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dure.cli.options import Json, Lang, RunDir
+from dure.base.say import say
+from dure.cli.options import Json, Lang, Page, RunDir
 
 
 def demo(
@@ -19,6 +20,7 @@ def demo(
         bool, typer.Option("--cluster", help="Only lay out the storage, with the same job for two nodes.")
     ] = False,
     run_dir: RunDir = None,
+    page: Page = False,
     as_json: Json = False,
     lang: Lang = None,
 ) -> None:
@@ -29,4 +31,7 @@ def demo(
     if cluster:
         print(prepare_cluster(storage))
         return
-    run_job(prepare(storage, ranks), Start(run_dir), None, as_json=as_json, lang=lang)
+    run_job(prepare(storage, ranks), Start(run_dir, page=page), None, as_json=as_json, lang=lang)
+    where = "" if run_dir is None else f" {run_dir}"
+    if not as_json:
+        say(f"see it in the browser: dure page{where}; while it trains: dure demo --page")

@@ -56,6 +56,10 @@ Lang = Annotated[
         show_default="DURE_LANG, else by the locale",
     ),
 ]
+Page = Annotated[
+    bool,
+    typer.Option("--page", help="Show it in the browser while it runs: a process of its own, `dure page`."),
+]
 Ranks = Annotated[
     str | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""`dure train`: parse, load the job, and start it here, over ssh, or inside its image."""
+"""`dure train`: parse, load the job, and start it here or over ssh; `dure agent`: go on with what was handed on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dure.base.say import say
-from dure.cli.options import Json, Lang, Leader, NodeRank, Port, Ranks, RunDir, Settings, TeamKeyFile
+from dure.base.errors import UsageError
+from dure.cli.options import Json, Lang, Leader, NodeRank, Page, Port, Ranks, RunDir, Settings, TeamKeyFile
 
 if TYPE_CHECKING:
     from dure.config import LoadedJob
@@ -43,7 +43,6 @@ def train(
         str | None,
         typer.Option(help="Start it on these hosts by ssh: a,b; the first leads.", show_default="the job's"),
     ] = None,
-    attached: Annotated[bool, typer.Option("--attached", hidden=True)] = False,
     port: Port = 0,
     rescue_dir: Annotated[
         str | None,
@@ -53,6 +52,7 @@ def train(
             show_default="a private folder in $TMPDIR",
         ),
     ] = None,
+    page: Page = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Show every setting with its source, and stop.")
     ] = False,
@@ -64,43 +64,34 @@ def train(
     Each rank logs to RUN/logs, records to RUN/events; RUN/summary.json is what --json prints. A --run-dir that holds a
     run goes on from its newest checkpoint. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 finish the step, save, and end with 75.
     """
-    from dure.base.in_image import digest_inside
     from dure.config import load_job, parse_settings
-    from dure.engine.run_job import Admission, Start, nodes_of, run_job, train_inside
-    from dure.launch.nodes.key_by_hand import key_by_hand, key_file
+    from dure.engine.node_start import NodeStart, start_node
 
     settings = [*(settings or []), *_rescue_setting(rescue_dir)]
     loaded = load_job(job, parse_settings(settings), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
-    options = [f"--set={setting}" for setting in settings]
-    options += [f"--ranks={ranks}"] if ranks is not None else []
-    options += ["--json"] if as_json else []
-    options += [f"--lang={lang}"] if lang is not None else []
-    if loaded.job.cluster.hosts and node_rank is None and leader is None:
-        from dure.engine.ssh.start import train_on_hosts
-
-        train_on_hosts(loaded, job, options, run_dir, fresh=fresh)
-        return
-    start, here = Start(run_dir, fresh=fresh, port=port), nodes_of(loaded, node_rank, leader)
-    if loaded.job.cluster.image is not None and digest_inside() is None:
-        own = [f"--nodes={nodes}"] if nodes is not None else []
-        own += [f"--node-rank={node_rank}", f"--leader={leader}"] if here is not None else []
-        own += [f"--port={port}", *(["--attached"] if attached else [])]
-        train_inside(loaded, job, [*options, *own], start, here, None if attached else key_file(team_key))
-    admission = None
-    if here is not None and attached:
-        from dure.engine.ssh.attached import obey_input
-
-        # The leader before this one ends by itself when its lease is over.
-        admission = Admission(*obey_input(here.lost_seconds, leads=here.leads), 2 * here.lost_seconds + 10)
-    elif here is not None:
-        file = key_file(team_key)
-        admission = Admission(
-            key_by_hand(file, leads=here.leads, nodes=here.count, seconds=here.join_seconds, say=say)
+    if page and (loaded.job.cluster.hosts or loaded.job.cluster.image):
+        raise UsageError(
+            "--page is for runs on this machine and without an image; beside others, open it yourself: dure page RUN"
         )
-    run_job(loaded, start, here, admission, as_json=as_json, lang=lang)
+    start = NodeStart(
+        loaded, job, run_dir, fresh, port, node_rank, leader, team_key, as_json=as_json, lang=lang, page=page
+    )
+    if loaded.job.cluster.hosts and node_rank is None and leader is None:
+        from dure.engine.ssh.supervisor import train_on_hosts
+
+        train_on_hosts(start)
+    else:
+        start_node(start)
+
+
+def agent(source: Annotated[str, typer.Argument(metavar="FILE|-")]) -> None:
+    """One node's part of a run, as another dure has written it down: for other hosts, and the inside of an image."""
+    from dure.engine.node_start import read_start, start_node
+
+    start_node(read_start(source))
 
 
 def _rescue_setting(rescue_dir: str | None) -> list[str]:

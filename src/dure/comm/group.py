@@ -25,7 +25,7 @@ from dure.comm.topology import Topology
 JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
 _AGENTS = ("dure", "torchrun")
-"""Launchers whose agent holds the store in which ranks meet."""
+"""Launchers whose agent holds the ranks' store."""
 _LONGEST_TEXT = 1 << 28
 _teams = itertools.count(1)
 """Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
@@ -60,7 +60,7 @@ def join_world(topology: Topology, deadline_seconds: float) -> Store | None:
 
 @functools.cache
 def _store(topology: Topology) -> Store:
-    """Where these ranks meet, for as long as the process lives: a team that comes later meets there too."""
+    """The store of these ranks, for as long as the process lives: a team that comes later uses it too."""
     deadline = timedelta(seconds=JOIN_SECONDS)
     if topology.launcher in _AGENTS:  # the agent holds the store
         store: Store = next(rendezvous("env://", timeout=deadline))[0]

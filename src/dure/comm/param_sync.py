@@ -132,7 +132,7 @@ class Copied:
 class OneMemory:
     """All ranks of the node have one memory for the weights: what one writes is everyone's, and nothing is copied.
 
-    Two meetings an update: nobody computes with the weights any more; all parts are written. A write to the
+    Two barriers per update: nobody computes with the weights any more; all parts are written. A write to the
     weights outside of the update would be a write to everyone's, in the middle of their work; so it is refused
     where torch counts it (writes through `.data` are not counted).
     """
@@ -185,17 +185,17 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole_bytes(parameters: Iterable[torch.Tensor]) -> int:
-    """The room that all parameters need together."""
+    """Bytes of all parameters together."""
     return sum(_lines(parameter.numel() * parameter.element_size()) for parameter in parameters)
 
 
 def boxes_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]) -> int:
-    """The room that `Copied` needs in a node's memory."""
+    """Bytes that `Copied` needs in a node's memory."""
     return 2 * len(owned) * _box_bytes(parameters, owned)
 
 
 def _box_bytes(parameters: Sequence[torch.Tensor], owned: Sequence[Sequence[Fragment]]) -> int:
-    """The room that the largest of all ranks' parts needs, in whole lines."""
+    """Bytes of the largest of all ranks' parts, in whole cache lines."""
     ends = (start + nbytes for fragments in owned for start, nbytes in _in_box(parameters, fragments))
     return _lines(max(ends, default=0))
 
@@ -217,7 +217,7 @@ class _Copies:
 
 
 def _in_box(parameters: Sequence[torch.Tensor], owned: Sequence[Fragment]) -> Iterator[tuple[int, int]]:
-    """Where each fragment lies in its owner's box: first byte and length; every one starts on a line."""
+    """Where each fragment is in its owner's part: first byte and length; every one starts on a cache line."""
     start = 0
     for fragment in owned:
         nbytes = (fragment.stop - fragment.start) * parameters[fragment.parameter].element_size()

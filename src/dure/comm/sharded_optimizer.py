@@ -141,7 +141,7 @@ class ShardedUpdate:
         optimizer.register_step_post_hook(self._after)
 
     def own_places(self, parameters: Sequence[torch.Tensor], offsets: Sequence[int]) -> list[range]:
-        """Where this rank's part lies in a bucket that holds these parameters' gradients, each from its offset.
+        """Where this rank's part is in a bucket that holds these parameters' gradients, each from its offset.
 
         DDP lays a gradient out like its parameter, if that is dense; and those that are not were refused.
         """

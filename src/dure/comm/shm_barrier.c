@@ -25,6 +25,9 @@ typedef _Atomic int32_t counter;
 
 static int32_t load(const counter *from) { return atomic_load_explicit(from, memory_order_acquire); }
 
+/* By their difference, as counters of long runs wrap around. */
+static int reached(int32_t seen, int32_t value) { return (int32_t)((uint32_t)seen - (uint32_t)value) >= 0; }
+
 static int64_t now_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -52,19 +55,19 @@ void dure_counter_set_1(counter *own, int32_t value) {
 /* Whether the counters of all ranks, `stride` bytes apart, have reached a value. */
 int dure_counters_reached_1(const char *first, size_t ranks, size_t stride, int32_t value) {
   for (size_t rank = 0; rank < ranks; rank++)
-    if (load((const counter *)(first + rank * stride)) < value) return 0;
+    if (!reached(load((const counter *)(first + rank * stride)), value)) return 0;
   return 1;
 }
 
 /* Look for `spin_ns`, then sleep until woken, at most `sleep_ns`. 1: reached; 0: not yet; else minus an errno. */
 int dure_counter_wait_1(counter *peer, int32_t value, int64_t spin_ns, int64_t sleep_ns) {
   int32_t seen = load(peer);
-  if (seen >= value) return 1;
+  if (reached(seen, value)) return 1;
   if (spin_ns > 0) {
     int64_t until = now_ns() + spin_ns;
     do {
       for (int look = 0; look < LOOKS; look++) {
-        if ((seen = load(peer)) >= value) return 1;
+        if (reached(seen = load(peer), value)) return 1;
         relax();
       }
     } while (now_ns() < until);
@@ -73,7 +76,7 @@ int dure_counter_wait_1(counter *peer, int32_t value, int64_t spin_ns, int64_t s
   if (syscall(SYS_futex, peer, FUTEX_WAIT, seen, &limit, NULL, 0) == -1 && errno != EAGAIN && errno != EINTR &&
       errno != ETIMEDOUT)
     return -errno;
-  return load(peer) >= value;
+  return reached(load(peer), value);
 }
 
 /* Count this rank's counter up to a value and wait for everyone's. Returns `ranks` when all have reached it; else the

@@ -17,7 +17,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy
@@ -42,20 +42,26 @@ _CAME, _FLAGS = 0, 1
 
 
 def line_bytes(ranks: int) -> int:
-    """The room that the counters of so many ranks take."""
+    """Bytes of the counters of so many ranks."""
     return _LINE * ranks
 
 
 def barrier_bytes(ranks: int, numbers: int) -> int:
-    """The room that a barrier of so many ranks takes, with `numbers` on the board of each."""
+    """Bytes of a barrier of so many ranks, with `numbers` on the board of each."""
     return line_bytes(ranks) + 8 * numbers * ranks
 
 
 class ShmCounters:
     """All ranks' counters, at most 16 per rank. Each counter is counted by one thread."""
 
-    def __init__(self, shared: SharedSegment, deadline_seconds: float) -> None:
-        """`shared` begins with the ranks' lines, zeroed. Raises OSError where ranks cannot wait for each other so."""
+    def __init__(
+        self, shared: SharedSegment, deadline_seconds: float, names: Sequence[int] | None = None
+    ) -> None:
+        """`shared` begins with the ranks' lines, zeroed. Raises OSError where ranks cannot wait for each other so.
+
+        `names` are the numbers of these ranks in messages, where they are others than their positions here.
+        """
+        self._names = range(len(shared.pids)) if names is None else names
         self.rank = shared.rank
         self.size = len(shared.pids)
         self._pids = shared.pids
@@ -80,7 +86,13 @@ class ShmCounters:
         return self._words.all_reached(_at(0, counter), self.size, value)
 
     def wait(
-        self, peer: int, counter: int, value: int, what: str, look: Callable[[], None] | None = None
+        self,
+        peer: int,
+        counter: int,
+        value: int,
+        what: str,
+        look: Callable[[], None] | None = None,
+        deadline_seconds: float | None = None,
     ) -> None:
         """Return when a peer's counter has reached a value; raises PeerLost if the peer is dead or late.
 
@@ -89,26 +101,25 @@ class ShmCounters:
         word, words = _at(peer, counter), self._words
         if words.wait(word, value, self._spin_seconds):
             return
-        deadline = time.monotonic() + self._deadline_seconds
+        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+        deadline = time.monotonic() + seconds
+        own, other = self._names[self.rank], self._names[peer]
         while True:
             if look is not None:
                 look()
             # Looked at again: since the look above it may have counted, and then ended as it should.
             if self._is_dead(peer) and not words.all_reached(word, 1, value):
-                raise PeerLost(
-                    f"rank {self.rank} lost rank {peer} in {what}: process {self._pids[peer]} is gone"
-                )
+                raise PeerLost(f"rank {own} lost rank {other} in {what}: process {self._pids[peer]} is gone")
             if words.wait(word, value, 0.0):
                 return
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"rank {self.rank} waited {self._deadline_seconds:.0f} s for rank {peer} in {what}; it lives, "
-                    f"but never came"
+                    f"rank {own} waited {seconds:g} s for rank {other} in {what}; it lives, but never came"
                 )
 
-    def meet(self, counter: int, value: int, what: str) -> None:
+    def arrive_and_wait(self, counter: int, value: int, what: str) -> None:
         """Count up to a value, and return when everyone has; raises PeerLost, naming who is dead or late."""
-        first = self._words.meet(_at(0, counter), self.size, self.rank, value, self._spin_seconds)
+        first = self._words.arrive_and_wait(_at(0, counter), self.size, self.rank, value, self._spin_seconds)
         for peer in range(first, self.size):
             self.wait(peer, counter, value, what)
 
@@ -127,7 +138,7 @@ class ShmBarrier:
     """A barrier of the ranks that share a segment, with a board for a few numbers. One thread uses it."""
 
     def __init__(self, shared: SharedSegment, numbers: int, deadline_seconds: float) -> None:
-        """`shared` begins with `barrier_bytes` of zeros; `numbers` is each rank's room on the board."""
+        """`shared` begins with `barrier_bytes` of zeros; `numbers` is how many each rank has on the board."""
         self._shared = shared
         self.rank = shared.rank
         self.size = len(shared.pids)
@@ -140,11 +151,11 @@ class ShmBarrier:
     def wait(self, what: str) -> None:
         """Return when all ranks have come; raises PeerLost, naming who did not, if one is dead or late."""
         self._came += 1
-        self._counters.meet(_CAME, self._came, what)
+        self._counters.arrive_and_wait(_CAME, self._came, what)
 
     def agree(self, flags: int, what: str) -> int:
-        """Meet, and return all ranks' flags (31 bits), OR-ed."""
-        # The same word is written again two meetings later, and then everyone has read it.
+        """Wait for all ranks; their flags (31 bits), OR-ed."""
+        # The same word is written again two barriers later, and then everyone has read it.
         word = _FLAGS + self._came % 2
         self._counters.values[self.rank, word] = flags
         self.wait(what)
@@ -176,7 +187,7 @@ class _Words(Protocol):
     def wait(self, word: int, value: int, spin_seconds: float) -> bool:
         """Whether a counter has reached a value, after looking for so long, then sleeping."""
 
-    def meet(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
+    def arrive_and_wait(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
         """Set one's own and wait for everyone's; the first rank that has not reached it, or the number of ranks."""
 
 
@@ -220,7 +231,7 @@ class _Atomics:
 
     def __init__(self, base: int, *functions: Callable[..., Any]) -> None:
         self._base = base
-        self._set, self._wake, self._reached, self._wait, self._meet = functions
+        self._set, self._wake, self._reached, self._wait, self._arrive_and_wait = functions
 
     def set(self, word: int, value: int) -> None:
         self._set(self._base + word, value)
@@ -234,9 +245,11 @@ class _Atomics:
     def wait(self, word: int, value: int, spin_seconds: float) -> bool:
         return _unless_failed(self._wait(self._base + word, value, int(spin_seconds * 1e9), _LOOK_NS)) == 1
 
-    def meet(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
+    def arrive_and_wait(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
         spin_ns = int(spin_seconds * 1e9)
-        return _unless_failed(self._meet(self._base + first, ranks, _LINE, own, value, spin_ns, _LOOK_NS))
+        return _unless_failed(
+            self._arrive_and_wait(self._base + first, ranks, _LINE, own, value, spin_ns, _LOOK_NS)
+        )
 
 
 def _unless_failed(result: int) -> int:
@@ -276,7 +289,7 @@ class _StoreOrder:
             self._futex.wait(self._base + word, seen, _LOOK_SECONDS)
         return bool(values[at] >= value)
 
-    def meet(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
+    def arrive_and_wait(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
         self.set(first + _LINE * own, value)
         there = (self.wait(first + _LINE * rank, value, spin_seconds) for rank in range(ranks))
         return next((rank for rank, reached in enumerate(there) if not reached), ranks)

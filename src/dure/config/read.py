@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,15 @@ class LoadedJob:
     def storage(self) -> str:
         """The shared storage: a folder, or s3://…."""
         return self.job.storage if "://" in self.job.storage else str(self.folder / self.job.storage)
+
+    def on_nodes(self, fewest: int, most: int) -> LoadedJob:
+        """The same job on another number of nodes; raises JobError where it cannot be."""
+        raw = self.job.model_dump(mode="json")
+        raw["cluster"] |= {"nodes": most, "min_nodes": fewest}
+        try:
+            return replace(self, job=Job.model_validate(raw))
+        except ValidationError as error:
+            raise JobError(_explain(error)) from None
 
     def run_in_storage(self, mark: str) -> Path:
         """Where a run on several nodes keeps its files when nobody says otherwise; `mark` tells runs apart."""

@@ -238,6 +238,11 @@ class Job(Section):
     cluster: Cluster = Cluster()
     slurm: Slurm = Slurm()
 
+    @property
+    def resumable(self) -> bool:
+        """Whether a run of it saves states that it can go on from; ranks with models of their own have none."""
+        return self.checkpoint.wanted and self.team.sync
+
     @model_validator(mode="after")
     def _a_shard_for_each_of_all(self) -> Job:
         ranks = self.cluster.nodes * self.team.ranks

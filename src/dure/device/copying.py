@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 
 import torch
 
 from dure.base.compiled import compiled_function
+
+POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
+"""For madvise, since Linux 5.14: provide pages before they are written."""
 
 
 def copy_into(memory: torch.Tensor, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:

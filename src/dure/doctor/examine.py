@@ -123,7 +123,7 @@ def _lost(line: NodeChannel, error: Unreached) -> Finding:
     name = line.node.name
     if isinstance(error, Failed):
         return bad("reach", name, "reach.failed", reason=str(error))
-    if line.goes_in:
+    if line.entering_image:
         return bad("image", name, "image.closed", reason=str(error))
     return bad("reach", name, "reach.silent", reason=str(error), attempt=line.node.attempt)
 

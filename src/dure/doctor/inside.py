@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dure.base.errors import DureError
+from dure.base.lines import Lines, decode, encode
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.places import Places
 from dure.config import LoadedJob
-from dure.doctor.node import GOES_IN, serve
+from dure.doctor.node import ENTERING, serve
 from dure.image.enter import command_inside
+
+_ORDER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,15 @@ class Order:
     of_any_run: bool
     """Whether that is the folder that all runs are made in. Then it has to be there; else it is made, and removed."""
 
-    def to_line(self) -> str:
-        """As one line."""
+    def to_line(self) -> bytes:
+        """As a message."""
         plain = {"job_file": str(self.job_file), "run_folder": str(self.run_folder)}
-        return json.dumps({"loaded": self.loaded.to_json(), **plain, "of_any_run": self.of_any_run})
+        return encode("Order", {"loaded": self.loaded.to_json(), **plain, "of_any_run": self.of_any_run})
 
     @classmethod
-    def from_line(cls, text: str) -> Order:
+    def from_line(cls, line: bytes) -> Order:
         """The inverse of `to_line`."""
-        raw = json.loads(text)
+        _, raw = decode(line)
         loaded = LoadedJob.from_json(raw["loaded"])
         return cls(loaded, Path(raw["job_file"]), Path(raw["run_folder"]), raw["of_any_run"])
 
@@ -46,7 +49,8 @@ def serve_inside() -> int:
 
     Where it cannot go in, it says why, and looks at what can be seen from outside.
     """
-    order = Order.from_line(_line())
+    # What follows the order is for the part inside.
+    order = Order.from_line(Lines(0, None, byte_by_byte=True).next(_ORDER_SECONDS))
     if order.of_any_run and not order.run_folder.is_dir():
         serve(f"{order.run_folder}, in which runs are made, is not there")  # to go in, it would be made
         return 0
@@ -62,7 +66,8 @@ def serve_inside() -> int:
         except DureError as error:
             serve(str(error))
             return 0
-        print(GOES_IN, flush=True)
+        sys.stdout.flush()
+        os.write(1, encode(ENTERING))
         return subprocess.run(line, check=False).returncode
 
 
@@ -78,11 +83,3 @@ def _as_it_was(order: Order) -> Iterator[None]:
         for folder in sorted(new, key=lambda folder: len(folder.parts), reverse=True):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-
-
-def _line() -> str:
-    """One line, byte by byte: what follows it is for the part inside."""
-    text = b""
-    while (byte := os.read(0, 1)) not in (b"", b"\n"):
-        text += byte
-    return text.decode()

@@ -1,29 +1,29 @@
-"""The doctor's part on one node: answers questions, one line of JSON each, until its standard input ends.
+"""The doctor's part on one node: answers questions, over `base.lines`, until its standard input ends.
 
 The first question is `look`, with the node's name and the plan; the others build on it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from dure.base.in_image import digest_inside
+from dure.base.lines import LineError, Lines, decode, encode
 from dure.doctor.checks import bucket, machine, names, storage, versions
 from dure.doctor.checks.network import Listener, call
 from dure.doctor.finding import Finding, bad
 from dure.doctor.plan import JobNeeds
 
-READY = "dure-doctor-ready"
-"""The first line that a node says. Whatever a login shell prints comes before it."""
-GOES_IN = "dure-doctor-goes-into-the-image"
-"""Said before it, by a part that is about to go into an image."""
+READY = "Ready"
+"""The first message of a node. Whatever a login shell prints comes before it."""
+ENTERING = "EnteringImage"
+"""Sent before it, by a part that is about to enter the job's image."""
+ASK, ANSWER = "Ask", "Answer"
 _LOOK_AGAIN_SECONDS = 0.2
 _FORGOTTEN_SECONDS = 600
 """When nothing was asked for so long, the cable to whoever asked is out, and nobody will hang up."""
@@ -36,16 +36,18 @@ def serve(outside: str | None = None) -> None:
     """
     for number in (signal.SIGALRM, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, _end)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    doctor = Lines(0, os.dup(1))
     os.dup2(2, 1)  # whatever else is printed must not get between the answers
-    print(READY, file=answers, flush=True)
+    doctor.send(encode(READY))
     node = NodePart(outside)
     try:
-        signal.alarm(_FORGOTTEN_SECONDS)
-        for line in sys.stdin:
-            signal.alarm(_FORGOTTEN_SECONDS)
-            question = json.loads(line)
-            print(json.dumps(node.answer(question.pop("ask"), question)), file=answers, flush=True)
+        while True:
+            signal.alarm(_FORGOTTEN_SECONDS)  # for the answer, too
+            doctor.flush(_FORGOTTEN_SECONDS)
+            _, question = decode(doctor.next(_FORGOTTEN_SECONDS))
+            doctor.send(encode(ANSWER, node.answer(question.pop("ask", ""), question)))
+    except LineError:  # the doctor has ended, or is nobody who asks as it does
+        pass
     finally:
         node.close()
 

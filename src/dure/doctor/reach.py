@@ -1,22 +1,20 @@
-"""A line to a node: the doctor's part is started there, by whatever command reaches it, and asked."""
+"""A channel to a node: the doctor's part is started there, by whatever command reaches it, and asked."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import queue
 import re
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from dure.base.errors import DureError
-from dure.doctor.node import GOES_IN, READY
+from dure.base.lines import ENDED, LineError, Lines, decode, encode, split
+from dure.doctor.node import ANSWER, ASK, ENTERING, READY
 
 _END_SECONDS = 5.0
 _LAST_WORDS = 400
@@ -33,8 +31,8 @@ class Node:
     """Started here, becomes the doctor's part there."""
     attempt: str
     """What a person would try, to see whether it can be reached at all."""
-    order: str | None = None
-    """The first line that the part is sent: which image to go into."""
+    order: bytes | None = None
+    """The first message to the part: which image to go into."""
     environment: Mapping[str, str] | None = None
     """The command's, if not ours."""
 
@@ -53,54 +51,52 @@ class NodeChannel:
     def __init__(self, node: Node) -> None:
         """Start the node's part."""
         self.node = node
-        self.goes_in = False
+        self.entering_image = False
         """Whether it was last heard of on its way into the image."""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the line)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the channel)
         self._process = subprocess.Popen(
             node.command,
             env=node.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
-            encoding="utf-8",
             start_new_session=True,  # Ctrl-C is for the doctor, which ends them all
         )
-        self._said: queue.Queue[str | None] = queue.Queue()
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        self._questions = Lines(None, self._process.stdin.fileno())
+        self._answers = Lines(self._process.stdout.fileno(), None)
         if node.order is not None:
-            with contextlib.suppress(OSError):  # it has ended; waiting for it says so
-                self._say(node.order)
+            self._questions.send(node.order)
 
     def wait_until_ready(self, reach_seconds: float, enter_seconds: float) -> None:
-        """Wait for the node's first line, which may take longer once it goes into an image; skip what a login shell
+        """Wait for the node's first message, which may take longer once it goes into an image; skip what a login shell
         prints."""
-        seconds = reach_seconds
-        deadline = time.monotonic() + seconds
-        while (said := self._next(deadline, seconds)) != READY:
-            if said == GOES_IN:
-                self.goes_in, seconds = True, enter_seconds
-                deadline = time.monotonic() + seconds
-        self.goes_in = False
+        deadline = time.monotonic() + reach_seconds
+        while (said := split(self._next(deadline, reach_seconds))[0].decode(errors="replace")) != READY:
+            if said == ENTERING:
+                self.entering_image, reach_seconds = True, enter_seconds
+                deadline = time.monotonic() + enter_seconds
+        self.entering_image = False
 
     def ask(self, question: str, deadline_seconds: float, **values: Any) -> Any:
         """The answer to a question; raises Unreached when there is none in time."""
-        try:
-            self._say(json.dumps({"ask": question, **values}))
-        except OSError:
-            raise Unreached(self._why("hung up")) from None
+        self._questions.send(encode(ASK, {"ask": question, **values}))
         said = self._next(time.monotonic() + deadline_seconds, deadline_seconds)
         try:
-            reply = json.loads(said)
-        except ValueError:
-            raise Unreached(f"says {said[:_LAST_WORDS]!r}, which is no answer") from None
+            name, reply = decode(said)
+        except LineError:
+            name, reply = "", {}
+        if name != ANSWER:
+            text = said[:_LAST_WORDS].decode(errors="replace")
+            raise Unreached(f"says {text!r}, which is no answer") from None
         if "error" in reply:
             raise Failed(str(reply["error"]))
         return reply["answer"]
 
     def hang_up(self) -> None:
         """Say no more: the node's part takes its marks away, and ends."""
+        self._questions.close()
         with contextlib.suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
 
@@ -114,28 +110,19 @@ class NodeChannel:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)
                 break
+        self._answers.close()
+        self._process.stdout.close()  # type: ignore[union-attr]
         self._errors.close()
 
-    def _say(self, text: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{text}\n")
-        self._process.stdin.flush()
-
-    def _read(self, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                self._said.put(line.rstrip("\n"))
-        self._said.put(None)
-
-    def _next(self, deadline: float, seconds: float) -> str:
+    def _next(self, deadline: float, seconds: float) -> bytes:
+        """The next line; `seconds` is what the deadline was, for the message."""
+        self._questions.flush(max(0.1, deadline - time.monotonic()))
         try:
-            line = self._said.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise Unreached(self._why(f"no answer within {seconds:.0f} s")) from None
-        if line is None:
-            self._said.put(None)
-            raise Unreached(self._why("hung up"))
-        return line
+            return self._answers.next(deadline - time.monotonic())
+        except LineError as error:
+            late = f"no answer within {seconds:.0f} s"
+            why = "hung up" if self._answers.closed == ENDED else str(error) if self._answers.closed else late
+            raise Unreached(self._why(why)) from None
 
     def _why(self, what: str) -> str:
         """What happened, with the last words of ssh, of srun or of Python."""

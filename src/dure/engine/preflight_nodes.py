@@ -14,13 +14,13 @@ from dure.engine.ssh.supervisor import known_hosts
 from dure.image.contents import PYTHON
 
 
-def here(order: str | None) -> tuple[Node, ...]:
+def here(order: bytes | None) -> tuple[Node, ...]:
     """This machine."""
     command = _part(sys.executable, order)
     return (Node("localhost", command, f"{sys.executable} -m dure --version", order),)
 
 
-def over_ssh(cluster: Cluster, order: str | None) -> tuple[Node, ...]:
+def over_ssh(cluster: Cluster, order: bytes | None) -> tuple[Node, ...]:
     """The hosts of a job. Its part runs here for the one that is this machine."""
     environment = _with_absolute_paths(os.environ)
     return tuple(
@@ -35,7 +35,7 @@ def over_ssh(cluster: Cluster, order: str | None) -> tuple[Node, ...]:
 
 
 def on_slurm(
-    allocation: Allocation, cpus: int | None, order: str | None, image_options: Sequence[str] = ()
+    allocation: Allocation, cpus: int | None, order: bytes | None, image_options: Sequence[str] = ()
 ) -> tuple[Node, ...]:
     """The nodes of an allocation, a step on each. `image_options` of srun run the image by themselves."""
     # This interpreter, by its path, as `dure submit` has it.
@@ -53,7 +53,7 @@ def on_slurm(
     )
 
 
-def _part(python: str, order: str | None) -> tuple[str, ...]:
+def _part(python: str, order: bytes | None) -> tuple[str, ...]:
     return (python, "-m", "dure", "doctor", "--serve" if order is None else "--serve-inside")
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from dure.base.errors import JobError
 from dure.config import LoadedJob
@@ -37,6 +36,7 @@ def image_of(loaded: LoadedJob) -> Path | None:
 
 def container_of(
     loaded: LoadedJob,
+    image: Path,
     run_folder: Path,
     *,
     digest: str,
@@ -49,9 +49,6 @@ def container_of(
 
     With `of_any_run`, `run_folder` is the folder that runs are made in. `extra` are files that must be there too.
     """
-    image = image_of(loaded)
-    if image is None:
-        raise JobError("the job has no image; set cluster.image, or run it without one")
     mounts = with_files(mounts_of(loaded, run_folder, job_file, of_any_run=of_any_run), extra)
     here = os.getcwd()
     workdir = here if innermost(here, mounts) is not None else str(run_folder)
@@ -80,6 +77,7 @@ def command_inside(
     chosen = choose_runner(loaded, image)
     place = container_of(
         loaded,
+        image,
         run_folder,
         digest=chosen.digest,
         job_file=job_file,
@@ -97,21 +95,3 @@ def command_inside(
         line = own_command(sys.executable, place, command, chosen.digest)
     make_written_folders(loaded, run_folder, place.mounts, of_any_run=of_any_run)
     return line
-
-
-def enter(
-    loaded: LoadedJob,
-    run_folder: Path,
-    arguments: Sequence[str],
-    *,
-    job_file: Path | None = None,
-    of_any_run: bool = False,
-    extra: Sequence[Path] = (),
-) -> NoReturn:
-    """Become `dure ARGUMENTS…` in the job's image: this process is replaced."""
-    line = command_inside(
-        loaded, run_folder, arguments, job_file=job_file, of_any_run=of_any_run, extra=extra
-    )
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execvp(line[0], line)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from dure.backend import stand_in_for_gloo
 from dure.base.errors import DureError, Failure
 from dure.base.files import open_own, write_whole
 from dure.base.run_folder import RunFolder
@@ -27,7 +28,7 @@ from dure.launch import own_state, process_tree
 from dure.launch.failure import describe, traceback_of
 from dure.launch.logs import open_log
 from dure.launch.main_module import run_as_main
-from dure.launch.prefork import Birth
+from dure.launch.prefork import RankRequest
 from dure.launch.preloaded import LateSettings, Preloaded
 from dure.launch.title import rank_title, set_title
 from dure.observe.heartbeat import Heartbeat, Phase
@@ -109,24 +110,24 @@ class Returned:
 
 
 def live(
-    birth: Birth, server_pid: int, fresh_path: list[str], preloaded: Mapping[str, Mapping[str, str]]
+    request: RankRequest, server_pid: int, fresh_path: list[str], preloaded: Mapping[str, Mapping[str, str]]
 ) -> int:
-    """Be the rank that `birth` asks for. Returns the exit code of the process, or never.
+    """Be the rank that `request` asks for. Returns the exit code of the process, or never.
 
     `preloaded` are the packages that are imported already, with the environment variables that this has set.
     """
     process_tree.die_with(server_pid)
     os.setsid()  # as under torchrun: a terminal's Ctrl-C goes to the launcher, which ends the ranks
-    os.set_inheritable(birth.report, False)
-    start: RankStart = pickle.loads(birth.start)
+    os.set_inheritable(request.report, False)
+    start: RankStart = pickle.loads(request.start)
     os.environ.clear()
     os.environ.update(start.env)
-    say_through(lambda text: _tell(birth.report, Said(text[:_LONGEST_WORDS])))
+    say_through(lambda text: _tell(request.report, Said(text[:_LONGEST_WORDS])))
     try:
         os.chdir(start.folder)
-        _redirect(birth, start.log, again=start.again)
+        _redirect(request, start.log, again=start.again)
     except OSError as error:  # the folder is gone, or the disk is full
-        _send(birth.report, describe(error, start.rank))
+        _send(request.report, describe(error, start.rank))
         return 1
     work = start.work
     if isinstance(work, Command):
@@ -134,9 +135,9 @@ def live(
     set_title(*rank_title(start.rank, start.env.get("WORLD_SIZE", "?"), work.words))
     own_state.renew()
     if isinstance(work, Script):
-        return _run_script(work, start, birth.report, fresh_path, preloaded)
+        return _run_script(work, start, request.report, fresh_path, preloaded)
     keep_output_harmless()
-    _leave(_call(work, start.rank, birth.report))
+    _leave(_call(work, start.rank, request.report))
 
 
 def _run_script(
@@ -149,6 +150,7 @@ def _run_script(
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
     stacks_on(STACKS_OF_SCRIPT, script.folder.stacks(start.rank))
     keep_process_groups()
+    stand_in_for_gloo(os.environ)  # torch may be imported already
     settings = LateSettings(preloaded, speaks=start.env.get("LOCAL_RANK") == "0")
     hidden = Preloaded(preloaded, settings.look)
 
@@ -222,11 +224,11 @@ def _resolve(entry: str) -> Callable[..., object]:
     return resolved
 
 
-def _redirect(birth: Birth, log: Path, *, again: bool) -> None:
-    if birth.stdout is not None and birth.stderr is not None:
-        os.dup2(birth.stdout, 1)
-        os.dup2(birth.stderr, 2)
-        for descriptor in {birth.stdout, birth.stderr}:
+def _redirect(request: RankRequest, log: Path, *, again: bool) -> None:
+    if request.stdout is not None and request.stderr is not None:
+        os.dup2(request.stdout, 1)
+        os.dup2(request.stderr, 2)
+        for descriptor in {request.stdout, request.stderr}:
             os.close(descriptor)
         return
     descriptor, trouble = open_log(log, goes_on=again)

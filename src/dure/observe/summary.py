@@ -41,7 +41,7 @@ class Summary:
     apart: dict[str, float] | None
     """Without synchronisation: how far the ranks' weights are from each other."""
     metrics_by_rank: list[dict[str, float]] | None
-    """Without synchronisation: each rank's own model judged."""
+    """Without synchronisation: each rank's own model evaluated."""
     loaded: dict[str, Any] | None = None
     """Pretrained weights: which, who read them, their fingerprint and bytes."""
     storage: dict[str, Any] = field(default_factory=dict)

@@ -58,6 +58,13 @@ def recipe_of(
         "code": dict(sorted(code.items())),
         **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
+        **machine_words(device),
+    }
+
+
+def machine_words(device: str) -> dict[str, Any]:
+    """What of the bits depends on this machine and on torch, whatever is trained."""
+    return {
         "torch": torch.__version__,
         "device": device,
         "cpu": torch.backends.cpu.get_cpu_capability(),

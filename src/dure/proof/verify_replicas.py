@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 
@@ -43,24 +44,24 @@ def prove_same(
     everyones = [json.loads(text) for text in group.gather(json.dumps(own), "comparing fingerprints")]
     for part in own:
         if len({other[part] for other in everyones}) > 1:
-            raise ReplicasDiffer(_who_differs(module, optimizer, group, step, part, sharing is not None))
+            state = _state(module, optimizer if sharing is None else None)
+            raise ReplicasDiffer(who_differs(state, group, step, part))
     return [whole_fingerprint(other) for other in everyones]
 
 
-def _who_differs(
-    module: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    group: Group,
-    step: int,
-    part: str,
-    is_sharded: bool,
-) -> str:
-    """Which ranks hold other bits than most, and the first tensor that shows it. A collective call."""
+def _state(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> list[tuple[str, torch.Tensor]]:
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    if optimizer is not None and not is_sharded:
+    if optimizer is not None:
         tensors += [
             (f"the optimizer's state {name}", tensor) for name, tensor in optimizer_tensors(optimizer)
         ]
+    return tensors
+
+
+def who_differs(tensors: Sequence[tuple[str, torch.Tensor]], group: Group, step: int, part: str) -> str:
+    """Which ranks hold other bits than most, and the first tensor that shows it. A collective call."""
     own = [fingerprint([("", tensor)]) for _, tensor in tensors]
     told = [json.loads(text) for text in group.gather(json.dumps(own), "finding what differs")]
     columns = [[each[at] for each in told] for at in range(len(own))]

@@ -59,7 +59,9 @@ class StepResult:
     """Mean over the global batch, folded in tree order."""
     compute_seconds: float
     exchange_seconds: float
-    """Time this rank only waited for the exchange to end."""
+    """Time this rank had nothing to do but the exchange: from its last bucket until all are added."""
+    wait_seconds: float
+    """Of those, the time that it waited for other ranks; the one that comes last waits least."""
     flags: int
     """What any rank asked for in this step (bits): the same on all ranks."""
     samples: int
@@ -154,6 +156,7 @@ class Lockstep:
             mean,
             step.handed_over_at - began,
             ended - step.handed_over_at,
+            self._exchange.waited_after(step.handed_over_at),
             asked,
             step.totals.samples,
             step.totals.mark,

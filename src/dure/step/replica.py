@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +65,20 @@ def compile_by_shape_alone() -> None:
     config.fail_on_recompile_limit_hit = True  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Look at compiled code as eager code: where it meets a dispatch mode, it would silently stay eager for ever."""
+    if _COMPILER in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    yield  # nothing is compiled yet, so the compiler need not be imported to say so
+    if _COMPILER in sys.modules:
+        torch.compiler.reset()  # the forward pass itself compiles
+
+
+_COMPILER = "torch._dynamo.eval_frame"
+
 MOST_BUCKET_MIB = 25.0
 LEAST_BUCKET_MIB = 1.0
 OVERLAPPING_BUCKETS = 8
@@ -72,7 +88,7 @@ def bucket_mib(gradient_bytes: int, free_cores: int) -> float:
     """How large DDP's buckets should be. Never changes a bit.
 
     With cores to spare the exchange hides behind the rest of the backward pass: buckets small enough that most
-    are gone before it ends, and not so small that meetings cost more than bytes. Without, nothing can hide and
+    are gone before it ends, and not so small that barriers cost more than bytes. Without, nothing can hide and
     one more barrier is all that another bucket costs; but what was just written is still in the caches, so the
     largest size stays.
     """
@@ -242,8 +258,7 @@ def probe(
         )
         return fingerprint([("loss", loss), *used, *module.named_buffers()])
 
-    # Compiled code that meets a dispatch mode would silently stay eager for ever; it is looked at as eager code.
-    with torch.compiler.set_stance("force_eager"), _NoCollectives():
+    with _eager(), _NoCollectives():
         common = computed(common_loss or shard_loss)
     first = computed(shard_loss)
     for other_loss in other_losses:

@@ -12,7 +12,9 @@
 `dure train` runs on the same class.
 """
 
+from dure.team.attached import Attached, attach
+from dure.team.checkpoint import Checkpoint
 from dure.team.joining import start
 from dure.team.team import Loss, Team
 
-__all__ = ["Loss", "Team", "start"]
+__all__ = ["Attached", "Checkpoint", "Loss", "Team", "attach", "start"]

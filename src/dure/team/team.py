@@ -7,6 +7,7 @@ import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from dure.base.errors import UsageError
+from dure.base.errors import Resumable, UsageError
 from dure.checkpoint.state import Part, Sharing
 from dure.comm.call_board import CallBoard
 from dure.comm.group import Group, node_group
@@ -40,6 +41,7 @@ from dure.step.replica import (
     same_start,
     wrap,
 )
+from dure.team.checkpoint import Checkpoint, Wanted
 from dure.weights.load import How
 from dure.weights.load_group import LoadContext
 from dure.weights.loader import Loader, Model
@@ -81,6 +83,7 @@ class Team:
         self._exchangers = exchangers
         self._locksteps: dict[int, Lockstep] = {}
         self._sharded: dict[int, _Sharded] = {}
+        self._checkpoint: Checkpoint | None = None
         self._evaluated: dict[int, tuple[Dataset[Any], int]] = {}
         """Evaluation data that was looked at, and its length."""
 
@@ -134,10 +137,8 @@ class Team:
         """The model as a real DDP whose replicas are verified to start as the same bits.
 
         Say `find_unused` when some parameters take no part in the first batch's shards; else that is refused.
-        `known` is an earlier probe's result, of weights that were verified; without it the first step probes the model.
+        `known` is an earlier probe's result, of a model after `verify_start`; without it the first step probes it.
         """
-        refuse_what_cannot_be_exact(module)
-        module.to(self.setting.device)
         if known is None:
             self.verify_start(module)
         busy = self.topology.local_size * self.threads
@@ -157,7 +158,9 @@ class Team:
         return model
 
     def verify_start(self, module: torch.nn.Module) -> None:
-        """Raise unless all ranks hold the same first weights."""
+        """Move the model to its device; raise unless it can be exact and all ranks hold the same first weights."""
+        refuse_what_cannot_be_exact(module)
+        module.to(self.setting.device)
         with self._calls.inside("replicate"):
             same_start(module, self.group)
 
@@ -239,9 +242,12 @@ class Team:
         drop_last: bool = False,
         fresh: Callable[[], Dataset[Any]] | None = None,
         name: str = "the dataset",
+        resumes: bool = True,
     ) -> Batches:
         """This rank's shards of every global batch; each sample exactly once per epoch over all ranks. A collective
         call: all ranks give the same whole dataset.
+
+        After `checkpoint.resume()` they begin at the sample that comes next, unless `resumes` is off.
 
         With `drop_last` an epoch ends with its last full batch, and the samples after it take no part. `fresh` makes
         another such dataset, to find out whether samples depend on what was read before; `name` is for errors.
@@ -260,7 +266,63 @@ class Team:
             )
         plan = BatchPlan(cut, self.rank, self.topology.size, self.setting.seed, shuffle, accumulate)
         length = steps if steps is not None else (epochs or 0) * cut.steps
-        return Batches(dataset, plan, steps=length, workers=workers, collate=collate)
+        return Batches(
+            dataset,
+            plan,
+            steps=length,
+            workers=workers,
+            collate=collate,
+            cursor=self._first_step if resumes else None,
+        )
+
+    def checkpoint(
+        self,
+        *,
+        model: Any,
+        optimizer: Any,
+        schedule: Any = None,
+        extra: dict[str, Any] | None = None,
+        every: int = 0,
+        every_seconds: float | None = None,
+        keep: int = 2,
+        keep_every: int = 0,
+        memory_every: int | Literal["auto"] = "auto",
+        folder: str | Path | None = None,
+        rescue: str | Path | None = None,
+        any_recipe: bool = False,
+    ) -> Checkpoint:
+        """Checkpoints of this script, as those of `dure train`: call `resume()` before the first step and
+        `save_if_due()` after each; the end is saved when the team is left. A collective call.
+
+        `model`, `optimizer` and `schedule` may each be a dict or a list of several. `extra` is a dict of your own:
+        tensors, plain values, and whatever has `state_dict` and `load_state_dict`, such as an average of the weights.
+
+        Saved every `every` steps and every `every_seconds` seconds (600 without `every`), in `folder`: a folder or
+        s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, and those of
+        every `keep_every` steps. Under `dure run` states are also kept in the launcher's memory, every `memory_every`
+        steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe (other code,
+        seed, torch, …) is refused, unless `any_recipe`.
+        """
+        if self._checkpoint is not None:
+            raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")
+        wanted = Wanted(
+            model,
+            optimizer,
+            schedule,
+            extra,
+            every,
+            every_seconds,
+            keep,
+            keep_every,
+            memory_every,
+            folder,
+            rescue,
+            any_recipe,
+        )
+        wire = str(self._exchangers.wire.dtype)
+        with self._calls.inside("checkpoint"):
+            self._checkpoint = Checkpoint(self, self._calls, wire, wanted)
+        return self._checkpoint
 
     def step(
         self,
@@ -287,7 +349,12 @@ class Team:
         lockstep, summed = self._lockstep(model), as_sum(loss)
         with self._calls.inside("forward_backward", getattr(batch, "step", None)):
             lockstep.prepare(batch, summed)
-            return lockstep.forward_backward(batch, summed, flags)
+            if self._checkpoint is not None:
+                flags |= self._checkpoint.begin_step(batch)
+            result = lockstep.forward_backward(batch, summed, flags)
+        if self._checkpoint is not None:
+            self._checkpoint.end_step(batch, result.flags)
+        return result
 
     def update(
         self,
@@ -298,7 +365,8 @@ class Team:
         clip_norm: float | None = None,
     ) -> float | None:
         """The second half of `step`; returns the gradients' norm when they are clipped."""
-        with self._calls.inside("update"):
+        unread = nullcontext() if self._checkpoint is None else self._checkpoint.updating()
+        with self._calls.inside("update"), unread:
             return self._lockstep(model).update(optimizer, schedule, clip_norm)
 
     def discard(self, model: DistributedDataParallel) -> None:
@@ -334,9 +402,10 @@ class Team:
         batch: int,
         collate: Callable[[list[Any]], Any] | None = None,
         fresh: Callable[[], Dataset[Any]] | None = None,
+        name: str = "the evaluation data",
     ) -> None:
         """Look at the evaluation data, and try the measures on its smallest part, before anything is trained."""
-        batches = self._eval_batches(dataset, batch, 0, collate, fresh)
+        batches = self._eval_batches(dataset, batch, 0, collate, fresh, name)
         rehearse(model.module, batches, _summed(measures), self.setting)
 
     def prove(
@@ -355,7 +424,14 @@ class Team:
             return how_far_apart(model.module, self.group)
 
     def done(self) -> None:
-        """Leave the team: threads end first, then the process groups."""
+        """Leave the team: the end is saved where there is a checkpoint, threads end, then the process groups."""
+        self._leave(saves=True)
+
+    def _leave(self, *, saves: bool) -> None:
+        if self._checkpoint is not None:
+            with self._calls.inside("save"):
+                self._checkpoint.finish(saves=saves)
+            self._checkpoint = None
         self.heartbeat.beat(-1, Phase.DONE)
         self._calls.leave()
         for lockstep in self._locksteps.values():
@@ -377,8 +453,9 @@ class Team:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None or self.topology.size == 1:
-            self.done()  # after a failure others may wait in a collective, and leaving would wait for them
+        # After a failure others may wait in a collective, and leaving would wait for them; but all stop together.
+        if error is None or self.topology.size == 1 or isinstance(error, Resumable):
+            self._leave(saves=error is None)
 
     def _eval_batches(
         self,
@@ -387,16 +464,19 @@ class Team:
         workers: int,
         collate: Callable[[list[Any]], Any] | None,
         fresh: Callable[[], Dataset[Any]] | None,
+        name: str = "the evaluation data",
     ) -> Batches:
         seed, place = self.setting.seed, "eval sample"
         if id(dataset) not in self._evaluated:  # looked at when it is used for the first time
-            key = "the evaluation data"
-            samples = check_dataset(dataset, key, seed, self.group, place=place, fresh=fresh)
+            samples = check_dataset(dataset, name, seed, self.group, place=place, fresh=fresh)
             self._evaluated[id(dataset)] = (dataset, samples)
         cut = Split(self._evaluated[id(dataset)][1], batch, self.setting.shards)
         rank, ranks = (self.rank, self.topology.size) if self.setting.sync else (0, 1)
         plan = BatchPlan(cut, rank, ranks, seed, shuffle=False)
         return Batches(dataset, plan, steps=cut.steps, workers=workers, collate=collate, place=place)
+
+    def _first_step(self, batches: Batches) -> int:
+        return 0 if self._checkpoint is None else self._checkpoint.first_step(batches)
 
     def _alive(self, batches: Batches) -> Iterator[Batch]:
         """The batches, with a beat for each: a long evaluation is not a hang."""

@@ -13,7 +13,6 @@ import torch
 from dure.base.errors import JobError
 from dure.config import LoadedJob, factory
 from dure.data.batches import Batches
-from dure.data.dataset import length_of
 from dure.observe import events
 from dure.step.loss import LOSSES, METRICS, LossSum, as_sum
 from dure.team import Team
@@ -46,9 +45,7 @@ class Parts:
         job = self._loaded.job
         if job.eval.factory is None:
             return None
-        data = self._make("eval.factory", job.eval.factory, job.eval.args)
-        length_of(data, "eval.factory")
-        return data
+        return self._make("eval.factory", job.eval.factory, job.eval.args)
 
     def collate(self) -> Any:
         """What joins samples into a batch, if the job says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -25,10 +26,12 @@ from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step import update
 from dure.step.lockstep import StepResult, probe_on
-from dure.step.replica import refuse_what_cannot_be_exact
 from dure.team import Team, start
 from dure.train.parts import Parts
 from dure.train.progress import Progress
+
+_MEMORY_SECONDS = 5.0
+"""Between two looks at how much memory the rank holds."""
 
 
 def run_rank(job_text: str, run_path: str) -> RankResult:
@@ -69,6 +72,9 @@ class Run:
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
     at: Progress = field(default_factory=Progress)
+    saving_seconds: float = 0.0
+    """Of this thread, since the last step was recorded."""
+    _memory_at: float = -math.inf
 
     def __post_init__(self) -> None:
         began = time.perf_counter()
@@ -76,8 +82,7 @@ class Run:
         job, parts = self.loaded.job, Parts(self.loaded, self.team, self.recorder, self._note)
         self.loss_sum = parts.loss()
         module, self.weights = parts.model()
-        refuse_what_cannot_be_exact(module)
-        module.to(self.team.setting.device)
+        self.team.verify_start(module)
         self.batches = parts.batches()
         split = self.batches.plan.split
         self.at.ledger.uses_all = split.samples_of_epoch == split.samples
@@ -93,6 +98,7 @@ class Run:
                 batch=job.eval.batch or job.data.global_batch,
                 collate=self.collate,
                 fresh=parts.eval_data,
+                name="eval.factory",
             )
         self.optimizer = update.make_optimizer(job.train, module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
@@ -119,7 +125,7 @@ class Run:
             self.record(batch, result, norm, update_seconds)
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
-            self.checkpoints.save_if_due(result.flags)
+            self.save_if_due(result.flags)
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - evaluating
         if not self.at.evaluated:
@@ -168,9 +174,11 @@ class Run:
                 samples=len(batch.ids),
                 samples_of_batch=batch.size,
                 seconds={
+                    "save": round(self.saving_seconds, 6),
                     "data": round(batch.waited_seconds, 6),
                     "compute": round(result.compute_seconds, 6),
                     "exchange": round(result.exchange_seconds, 6),
+                    "wait": round(result.wait_seconds, 6),
                     "update": round(update_seconds, 6),
                 },
                 lr=self.optimizer.param_groups[0]["lr"],
@@ -179,6 +187,16 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        self.saving_seconds = 0.0
+        if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
+            self._memory_at = time.monotonic()
+            self.recorder.record(events.MemoryUsed(batch.step, _resident_bytes()))
+
+    def save_if_due(self, flags: int) -> None:
+        """Keep or save the run's state, as far as a step asks for it; most of that is done off this thread."""
+        began = time.perf_counter()
+        self.checkpoints.save_if_due(flags)
+        self.saving_seconds += time.perf_counter() - began
 
     def prove(self) -> str | None:
         """All replicas compare their state; nothing to compare when they train apart."""
@@ -291,7 +309,6 @@ class Run:
 
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
-        self.team.verify_start(module)
         first = next(iter(self.batches.first_only()))
         known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
         wanted = self.loaded.job.model.find_unused
@@ -343,9 +360,18 @@ class Run:
                 steps=self.batches.steps,
                 session=self.session,
                 start=self.start,
+                node=self.team.topology.node,
             )
         )
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         self.recorder.record(events.Noted(text))
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:  # no /proc in some sandboxes
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -93,16 +93,6 @@ def naming_of(module: torch.nn.Module) -> Naming:
     )
 
 
-def made_by_code(module: torch.nn.Module) -> tuple[str, ...]:
-    """Buffers that no file holds (position ids, rotary frequencies): they must be computed, on every rank."""
-    return tuple(
-        f"{prefix}.{name}" if prefix else name
-        for prefix, part in module.named_modules()
-        for name in sorted(part._non_persistent_buffers_set)
-        if part._buffers.get(name) is not None
-    )
-
-
 def initialise_rest(module: torch.nn.Module, device: str | torch.device = "cpu") -> tuple[str, ...]:
     """Give everything that is still on the meta device memory and its first values; returns those names.
 

@@ -11,7 +11,7 @@ from dure.comm.group import Group
 from dure.comm.shm_barrier import ShmCounters, line_bytes
 from dure.comm.shm_segment import SharedSegment, share_or_none, share_segment
 from dure.comm.topology import Topology
-from dure.weights.memory import POPULATE_WRITE
+from dure.device.copying import POPULATE_WRITE
 from dure.weights.windows import STAGING_BYTES
 
 STAGING_START = mmap.PAGESIZE

@@ -7,9 +7,10 @@ import mmap
 
 import torch
 
+from dure.device.copying import POPULATE_WRITE
+
 _LINE = 64
 """Tensors start at multiples of this: a cache line, and what torch's own allocator gives."""
-POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
 
 
 def memory_for(tensor: torch.Tensor) -> int:

@@ -1,6 +1,6 @@
 """Windows of bytes on their way from the storage to every rank.
 
-Each window lies in shared memory of the node. Readers take windows in turn; on another node than the reader's, one
+Each window is in shared memory of the node. Readers take windows in turn; on another node than the reader's, one
 rank has it sent. A thread does that, while the rank itself copies the windows that came before. There is room for
 some windows, used in turn: whoever brings a window waits until everyone has copied what lay there.
 

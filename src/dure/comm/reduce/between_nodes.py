@@ -13,7 +13,7 @@ import torch
 
 from dure.comm.group import Group
 from dure.comm.link import Link
-from dure.comm.reduce.exchanger import NOT_FINITE, BucketBuffers, Pieces, Wire, is_finite, joined
+from dure.comm.reduce.exchanger import NOT_FINITE, BucketBuffers, Exchange, Pieces, Wire, is_finite, joined
 from dure.comm.reduce.over_backend import OverGloo, flags_of_all
 from dure.comm.reduce.shared_memory import ALIGNED, ThroughSharedMemory
 from dure.comm.reduce.treesum import TreeSum, tree_sum
@@ -104,6 +104,7 @@ class BetweenNodes:
         nodes."""
         self._link = link
         self._local = local
+        self.waits = local.waits
         self._local_size = local_size
         self._everyone = everyone
         self._wire = wire
@@ -113,29 +114,22 @@ class BetweenNodes:
         self._over_gloo = OverGloo(peers.group, peers, wire)
         self._peers = peers
         self._parts: dict[int, tuple[BucketBuffers, dict[int, list[_Part]]]] = {}
-        """By bucket and number of active shards; for the room they were made for."""
+        """By bucket and number of active shards; for the buffers they were made for."""
         self._flags = 0
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """See `Exchanger`."""
         return self._local.buffers(index, buffer)
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
-        self._flags |= flags
+        self._flags |= asked.flags
         if not buffers.out.numel():
             return
         if self._link is not None:
-            self._swap(self._link, buffers, shape, scale)
+            self._swap(self._link, buffers, asked)
         else:
-            self._through_all(buffers, shape, scale)
+            self._through_all(buffers, asked)
 
     def conclude(self) -> int:
         """See `Exchanger`."""
@@ -143,12 +137,14 @@ class BetweenNodes:
         if self._link is None:
             return flags_of_all(flags, self._peers)
         of_nodes = _Flags(flags)
-        self._link.swap([of_nodes], "the exchange of gradients between nodes")
+        with self.waits:
+            self._link.swap([of_nodes], "the exchange of gradients between nodes")
         return of_nodes.both
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
-        self._everyone.sum(vector, "the exchange of losses")
+        with self.waits:
+            self._everyone.sum(vector, "the exchange of losses")
 
     def close(self) -> None:
         """See `Exchanger`."""
@@ -157,14 +153,15 @@ class BetweenNodes:
             self._link.close()
         self._local.close()
 
-    def _swap(self, link: Link, buffers: BucketBuffers, shape: Pieces, scale: float) -> None:
+    def _swap(self, link: Link, buffers: BucketBuffers, asked: Exchange) -> None:
         """Two nodes: each sends its sums to the other, and both add; in parts, so that the wire never waits
         for the adding, nor the adding for more than the first part."""
-        parts = self._parts_of(buffers, shape)
+        parts = self._parts_of(buffers, asked.shape)
         for part in parts:
-            part.scale = scale
+            part.scale = asked.scale
         self._local.wait()
-        link.swap(parts, "the exchange of gradients between nodes")
+        with self.waits:  # the sums are made meanwhile; the wire and the other node take the rest
+            link.swap(parts, "the exchange of gradients between nodes")
         if not all(part.finite for part in parts):
             self._flags |= NOT_FINITE
 
@@ -218,8 +215,9 @@ class BetweenNodes:
         first = self._node * self._local_size
         return shape.by_rank[first : first + self._local_size]
 
-    def _through_all(self, buffers: BucketBuffers, shape: Pieces, scale: float) -> None:
+    def _through_all(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """More nodes, or none that a link could be laid to: the slice is cut again, one part per node."""
+        shape, scale = asked.shape, asked.scale
         cut, of_nodes = self._local.slice_of(buffers), shape.of_nodes(self._local_size)
         held = of_nodes.by_rank[self._node]
         sums = list(buffers.out.new_empty(len(held), cut.stop - cut.start))
@@ -227,8 +225,11 @@ class BetweenNodes:
         for add in self._local.sums(buffers, cut, self._own_node(shape), shape.leaves, sums):
             add(1.0)
         whole = sums[-1] if sums else buffers.out.new_empty(cut.stop - cut.start)
-        self._over_gloo.exchange(BucketBuffers(-1, whole, buffers.limit, sums[:-1]), of_nodes, 1.0, 0)
-        self._over_gloo.conclude()
+        with self.waits:
+            self._over_gloo.exchange(
+                BucketBuffers(-1, whole, buffers.limit, sums[:-1]), Exchange(of_nodes, 1.0)
+            )
+            self._over_gloo.conclude()
         for out in self._local.outs(buffers, cut):
             torch.mul(whole, scale, out=out)
         if not is_finite(whole * scale, buffers.limit):

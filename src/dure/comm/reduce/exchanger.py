@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from dure.comm import tree
+from dure.comm.reduce.waits import Waits
 from dure.data.shards import shards_of_rank
 
 NOT_FINITE, ALL_USED = 1, 2
@@ -142,33 +143,37 @@ class BucketBuffers:
         )
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What one bucket's exchange gives: `scale` × the sum of all ranks' pieces."""
+
+    shape: Pieces
+    scale: float
+    flags: int = 0
+    """This rank's, as far as it knows them by now."""
+    own: Sequence[range] | None = None
+    """If given, this rank needs no other places of the bucket; ranks' own places differ and leave nothing out. Whether
+    the rest of `out` is filled is the exchanger's choice."""
+
+
 class Exchanger(Protocol):
     """Adds everyone's pieces in tree order. Used by one thread."""
+
+    waits: Waits
+    """Where it counts the time that it waits for other ranks."""
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """Where the bucket's pieces go; its `out` holds the buffer's content (and may be the buffer)."""
         ...
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
-        """Put `scale` × the sum of all ranks' pieces into `room.out`, the same bits on every rank. It is there, on
-        this rank, when the next `conclude` returns.
-
-        `flags` are this rank's, as far as it knows them by now. With `own`, this rank needs no other places of the
-        bucket; ranks' own places differ and leave nothing out. Whether the rest of `out` is filled is the
-        exchanger's choice.
-        """
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
+        """Put the sum that is asked for into `buffers.out`, the same bits on every rank. It is there, on this rank,
+        when the next `conclude` returns."""
         ...
 
     def conclude(self) -> int:
-        """After a step's last exchange: return when all its results are there and no rank reads this rank's rooms
-        any more. The flags of all ranks' last exchanges, OR-ed; among them NOT_FINITE if any sum was not."""
+        """After a step's last exchange: return when all its results are there and no rank reads this rank's
+        buffers any more. The flags of all ranks' last exchanges, OR-ed; among them NOT_FINITE if any sum was not."""
         ...
 
     def total(self, vector: torch.Tensor) -> None:

@@ -51,7 +51,8 @@ class ExchangerFactory:
         self._shards = shards
         self._deadline_seconds = deadline_seconds
         self._link_secret = link_secret
-        self._everyone = Group(None, topology.rank, topology.size)
+        self.everyone = Group(None, topology.rank, topology.size)
+        """All ranks; for the communication thread, and for others only while it has nothing to do."""
         self._gradients: dist.ProcessGroup | None = None
         self._local: Group | None = None
         self._peers: Group | None = None
@@ -59,7 +60,7 @@ class ExchangerFactory:
         if topology.size == 1:
             return
         gloo = dist.new_group(backend="gloo")
-        self._everyone = Group(gloo, topology.rank, topology.size)
+        self.everyone = Group(gloo, topology.rank, topology.size)
         self._gradients = dist.new_group(backend="nccl") if device.type == "cuda" else gloo
         self._shares = self._shares and self._is_regular()
         if self._shares and topology.nodes > 1:
@@ -67,7 +68,7 @@ class ExchangerFactory:
 
     def exchanger(self, *, sync: bool = True) -> Exchanger:
         """The best way that these ranks can go together; a collective call."""
-        topology, everyone = self._topology, self._everyone
+        topology, everyone = self._topology, self.everyone
         if topology.size == 1 or not sync:
             return Alone(topology.rank)
         if self._shares:
@@ -99,7 +100,7 @@ class ExchangerFactory:
         topology = self._topology
         first = topology.rank < topology.local_size
         link = lay_link(
-            self._everyone,
+            self.everyone,
             topology.rank + (topology.local_size if first else -topology.local_size),
             listens=not first,  # the leader is on the first node, and each other one knows its way there
             leader_host=topology.leader_host,
@@ -114,7 +115,7 @@ class ExchangerFactory:
         """Whether every node has the same number of ranks, numbered node by node."""
         topology = self._topology
         own = [topology.rank, topology.local_rank, topology.local_size, topology.nodes]
-        told = [json.loads(t) for t in self._everyone.gather(json.dumps(own), "comparing nodes")]
+        told = [json.loads(t) for t in self.everyone.gather(json.dumps(own), "comparing nodes")]
         return all(
             size == topology.local_size and size * nodes == topology.size and rank % size == local
             for rank, local, size, nodes in told
@@ -125,4 +126,4 @@ class ExchangerFactory:
         topology, device = self._topology, torch.device("cpu")
         nodes = [range(at, at + topology.local_size) for at in range(0, topology.size, topology.local_size)]
         peers = [range(at, topology.size, topology.local_size) for at in range(topology.local_size)]
-        return part_of(self._everyone, nodes, device), part_of(self._everyone, peers, device)
+        return part_of(self.everyone, nodes, device), part_of(self.everyone, peers, device)

@@ -1,8 +1,8 @@
-"""DDP's communication hook: buckets leave the autograd thread at once and meet in a thread of their own.
+"""DDP's communication hook: buckets leave the autograd thread at once and are exchanged in a thread of their own.
 
 DDP keeps its bucketing and its overlap with backward. The hook only hands each bucket over; the
 communication thread joins it with this rank's stack of subtrees and exchanges it. DDP waits for all its futures
-at the end of the backward pass, so they are completed together, after the last bucket: ranks meet once for that.
+at the end of the backward pass, so they are completed together, after the last bucket, behind one barrier.
 """
 
 # No postponed annotations here: DDP looks at the hook's own.
@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from dure.base.errors import UsageError
-from dure.comm.reduce.exchanger import ALL_USED, BucketBuffers, Exchanger, Pieces, Wire
+from dure.comm.reduce.exchanger import ALL_USED, BucketBuffers, Exchange, Exchanger, Pieces, Wire
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 
@@ -95,6 +95,7 @@ class GradientExchange:
     def begin(self, step: StepExchange) -> None:
         """Start the step's exchange; call it before the backward pass that DDP synchronises."""
         self._step = step
+        self._exchanger.waits.begin()
         self._tasks.put(lambda: self._meet_totals(step))
 
     def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -125,6 +126,10 @@ class GradientExchange:
         self._step = None
         self._stack.clear()
         self.raise_failure()
+
+    def waited_after(self, at: float) -> float:
+        """Seconds of the last step that this rank waited for others after `at`, and had nothing else to do."""
+        return self._exchanger.waits.seconds_after(at)
 
     def raise_failure(self) -> None:
         """Raise the communication thread's own exception, if there is one."""
@@ -165,7 +170,7 @@ class GradientExchange:
             self._join_own(step, buffers, bucket)
             own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
             flags = ALL_USED if bucket.is_last and step.all_used else 0
-            self._exchanger.exchange(buffers, step.shape, step.scale, flags, own)
+            self._exchanger.exchange(buffers, Exchange(step.shape, step.scale, flags, own))
             if bucket.is_last:
                 self._conclude(step)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever

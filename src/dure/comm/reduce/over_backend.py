@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 
@@ -12,7 +10,7 @@ from dure.comm.reduce.exchanger import (
     NOT_FINITE,
     Addition,
     BucketBuffers,
-    Pieces,
+    Exchange,
     Wire,
     adding_dtype,
     is_finite,
@@ -20,14 +18,16 @@ from dure.comm.reduce.exchanger import (
     largest,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
+from dure.comm.reduce.waits import Waits
 
 _MOST_FLAGS = 8
 
 
 class PlainBuffers:
-    """Rooms in memory of this process alone."""
+    """Buffers in memory of this process alone."""
 
     def __init__(self) -> None:
+        self.waits = Waits()
         self._bucket_buffers: dict[int, BucketBuffers] = {}
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
@@ -52,22 +52,15 @@ class Alone(PlainBuffers):
         self._rank = rank
         self._flags = 0
         self._sums: dict[tuple[int, int], tuple[BucketBuffers, TreeSum]] = {}
-        """By bucket and number of pieces; for the room they were made for."""
+        """By bucket and number of pieces; for the buffers they were made for."""
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
-        self._flags |= flags
-        held = len(shape.by_rank[self._rank])
+        self._flags |= asked.flags
+        held = len(asked.shape.by_rank[self._rank])
         if not held:  # no samples in this step, and nobody else's gradients
             buffers.out.zero_()
-        elif buffers.out.numel() and not self._sum(buffers, held)(scale):
+        elif buffers.out.numel() and not self._sum(buffers, held)(asked.scale):
             self._flags |= NOT_FINITE
 
     def conclude(self) -> int:
@@ -109,17 +102,10 @@ class OverGloo(PlainBuffers):
         self._told = True
         """Whether the last exchange has told this rank's flags."""
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
-        out = buffers.out
-        self._flags |= flags
+        out, shape = buffers.out, asked.shape
+        self._flags |= asked.flags
         self._told = bool(out.numel())
         if not self._told:
             return
@@ -130,7 +116,7 @@ class OverGloo(PlainBuffers):
         for position, piece in enumerate(buffers.own(count)):
             _scatter(piece, sent[:, position])
         received = out.new_empty(sum(held), width)
-        with naming_the_wait(self._rank, "the exchange of gradients"):
+        with naming_the_wait(self._rank, "the exchange of gradients"), self.waits:
             dist.all_to_all_single(
                 received.view(-1),
                 sent.view(-1),
@@ -143,7 +129,7 @@ class OverGloo(PlainBuffers):
                 self._wire.add(received[addition.left], received[addition.right], at_root=addition.at_root)
             # One more element tells this rank's flags: small whole numbers, exact in every dtype that is added in.
             slice_and_flags = out.new_empty(width + 1)
-            torch.mul(received[root], scale, out=slice_and_flags[:width])
+            torch.mul(received[root], asked.scale, out=slice_and_flags[:width])
             if not is_finite(slice_and_flags[:width], buffers.limit):
                 self._flags |= NOT_FINITE
             slice_and_flags[width] = self._flags
@@ -161,7 +147,8 @@ class OverGloo(PlainBuffers):
 
     def total(self, vector: torch.Tensor) -> None:
         """See `Exchanger`."""
-        self._totals.sum(vector, "the exchange of losses")
+        with self.waits:
+            self._totals.sum(vector, "the exchange of losses")
 
     def close(self) -> None:
         """See `Exchanger`."""

@@ -20,6 +20,7 @@ from dure.comm.group import Group
 from dure.comm.reduce.exchanger import (
     NOT_FINITE,
     BucketBuffers,
+    Exchange,
     Pieces,
     Wire,
     adding_dtype,
@@ -28,6 +29,7 @@ from dure.comm.reduce.exchanger import (
     leading_to,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
+from dure.comm.reduce.waits import Waits
 from dure.comm.shm_barrier import ShmBarrier, barrier_bytes
 from dure.comm.shm_segment import Segment, map_everyones, offer_tensor, share_segment
 
@@ -39,7 +41,7 @@ _WHAT = "the exchange of gradients"
 
 @dataclass
 class _SharedBuckets(BucketBuffers):
-    """A room that all ranks of the node can see."""
+    """Buffers that all ranks of the node can see."""
 
     everyones: list[list[torch.Tensor]] = field(default_factory=list)
     """Each rank's extras and `out`, mapped into this process."""
@@ -67,6 +69,7 @@ class ThroughSharedMemory:
         self._wire = wire
         shared = share_segment(group, barrier_bytes(group.size, 2 * totals), "sharing a barrier")
         self._barrier = ShmBarrier(shared, 2 * totals, deadline_seconds)
+        self.waits = Waits()
         self._half = 0
         self._bucket_buffers: dict[int, _SharedBuckets] = {}
         self._told = False
@@ -85,30 +88,23 @@ class ThroughSharedMemory:
                 return known
         if known is not None:
             self._drop(known)
-        buffers = self._new_room(index, buffer)
+        buffers = self._new_buffers(index, buffer)
         self._bucket_buffers[index] = buffers
         return buffers
 
-    def exchange(
-        self,
-        buffers: BucketBuffers,
-        shape: Pieces,
-        scale: float,
-        flags: int,
-        own: Sequence[range] | None = None,
-    ) -> None:
+    def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
-        self._flags |= flags
+        self._flags |= asked.flags
         if not buffers.out.numel():
             return
         assert isinstance(buffers, _SharedBuckets)
         # The places are part of the key: when DDP rebuilds its buckets, one as long as before holds other parameters.
-        key = (shape.leaves, None if own is None else tuple(own))
+        key = (asked.shape.leaves, None if asked.own is None else tuple(asked.own))
         walk = buffers.walks.get(key)
         if walk is None:
-            walk = buffers.walks[key] = self._walk(buffers, shape, own)
+            walk = buffers.walks[key] = self._walk(buffers, asked.shape, asked.own)
         self.wait()
-        if not walk(scale):
+        if not walk(asked.scale):
             self._flags |= NOT_FINITE
 
     def conclude(self) -> int:
@@ -118,11 +114,13 @@ class ThroughSharedMemory:
 
     def wait(self) -> None:
         """Wait for all ranks of the node."""
-        self._barrier.wait(_WHAT)
+        with self.waits:
+            self._barrier.wait(_WHAT)
 
     def agree(self, flags: int) -> int:
         """Wait for all ranks of the node; their flags, OR-ed."""
-        return self._barrier.agree(flags, _WHAT)
+        with self.waits:
+            return self._barrier.agree(flags, _WHAT)
 
     def slice_of(self, buffers: BucketBuffers) -> slice:
         """The elements of a bucket that this rank adds."""
@@ -157,7 +155,8 @@ class ThroughSharedMemory:
         start = self._half * flat.numel()
         board = self._barrier.board[:, start : start + flat.numel()]
         board[self._rank] = flat.numpy()
-        self._barrier.wait("the exchange of losses")
+        with self.waits:
+            self._barrier.wait("the exchange of losses")
         flat.copy_(torch.from_numpy(board.sum(axis=0)))
 
     def close(self) -> None:
@@ -167,7 +166,7 @@ class ThroughSharedMemory:
         self._bucket_buffers.clear()
         self._barrier.close()
 
-    def _new_room(self, index: int, buffer: torch.Tensor) -> _SharedBuckets:
+    def _new_buffers(self, index: int, buffer: torch.Tensor) -> _SharedBuckets:
         dtype = adding_dtype(buffer.dtype)
         nbytes = buffer.numel() * dtype.itemsize
         in_place = dtype == buffer.dtype and self._shm_has_room(nbytes) and self._move_bucket(buffer)

@@ -1,4 +1,4 @@
-"""The few numbers of a step that all ranks learn before their gradients meet."""
+"""The few numbers of a step that all ranks learn before their gradients are added."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepTotals:
 
     @staticmethod
     def numbers(shards: int, ranks: int) -> int:
-        """How many numbers meet."""
+        """How many numbers are exchanged."""
         return 2 * shards + 2 * ranks + 3
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from dure.base.errors import DureError
+from dure.base.lines import LineError, Lines
 from dure.base.slurm_lists import expand_hosts
 from dure.engine.slurm import queue
 from dure.engine.slurm.request import Request
@@ -135,10 +135,12 @@ def _wait_for_nodes(
 ) -> tuple[int, str]:
     """The job's number and its nodes, once they are there; or why they are not."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], wait_seconds + _LATE_SECONDS)
-    told = re.fullmatch(r"([0-9]+) (\S+)\n", process.stdout.readline()) if ready else None
-    if told is not None:
-        return int(told[1]), told[2]
+    with contextlib.suppress(LineError):
+        told = (
+            Lines(process.stdout.fileno(), None).next(wait_seconds + _LATE_SECONDS).decode(errors="replace")
+        )
+        if found := re.fullmatch(r"([0-9]+) (\S+)", told):
+            return int(found[1]), found[2]
     nodes = f"{request.nodes} node{'s' if request.nodes > 1 else ''}"
     if time.monotonic() - began >= wait_seconds:
         raise DureError(

@@ -71,5 +71,5 @@ def pyxis_with(loaded: LoadedJob, job: Path, run: Path, *, of_any_run: bool = Fa
     image = image_of(loaded)
     assert image is not None
     digest = recorded(image) or digest_of(image)
-    place = container_of(loaded, run, digest=digest, job_file=job, environ={}, of_any_run=of_any_run)
+    place = container_of(loaded, image, run, digest=digest, job_file=job, environ={}, of_any_run=of_any_run)
     return pyxis_options(place)

@@ -47,7 +47,7 @@ def sbatch_word(what: str, value: str) -> str:
 def file_pattern(what: str, path: str) -> str:
     """`path` as a part of a file name in which Slurm fills in %j and the like."""
     if "\\" in path:
-        # In a file name, Slurm takes it for the wish to fill in nothing, and drops it.
+        # In a file name, Slurm takes it for a request to fill in nothing, and drops it.
         raise UsageError(
             f"{what} is {path!r}, with a backslash, which Slurm drops from the names of its log files; give a "
             "--run-dir without one"

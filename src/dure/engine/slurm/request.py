@@ -134,7 +134,7 @@ def request_for(
         time=time,
         signal_seconds=job.slurm.signal_seconds,
         requeues=job.slurm.requeues,
-        resumable=job.checkpoint.wanted and job.team.sync,
+        resumable=job.resumable,
         options=job.slurm.options,
         srun_options=tuple(srun_options),
     )

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import threading
 import time
 
 from dure.base.errors import UsageError
+from dure.base.lines import LineError, Lines, decode, split
 from dure.base.say import say
 from dure.base.team_key import TeamKey
 from dure.launch.lease import Lease, LeaseOver
 
-KEY = "key"
-"""The first word of the first line; the team's key follows."""
-ALIVE, STOP, KILL = "alive", "stop", "kill"
-"""What a supervisor may say then: go on; save and end; end at once."""
+KEY = "Key"
+"""The first message."""
+ALIVE, STOP, KILL = "Alive", "Stop", "Kill"
+"""The messages after it: go on; save and end; end at once."""
 BEAT_SECONDS = 1.0
 """How often it says that it is there."""
 _END_SECONDS = 5.0
@@ -31,59 +31,44 @@ _LONGEST = 4096
 
 def obey_input(lost_seconds: float, *, leads: bool) -> tuple[TeamKey, Lease]:
     """Read the team's key from standard input, and from now on do what is said there; the lease tells the rest."""
-    key = _read_key(lost_seconds)
+    supervisor = Lines(0, None, longest=_LONGEST)
+    key = _read_key(supervisor, lost_seconds)
     lease = Lease()
     threading.Thread(
-        target=_obey, args=(lease, lost_seconds, leads), name="dure-attached", daemon=True
+        target=_obey, args=(supervisor, lease, lost_seconds, leads), name="dure-attached", daemon=True
     ).start()
     return key, lease
 
 
-def _read_key(seconds: float) -> TeamKey:
-    """The first line, byte by byte: what follows it is for the thread."""
-    deadline = time.monotonic() + seconds
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([0], [], [], max(0.0, deadline - time.monotonic()))
-        byte = os.read(0, 1) if ready else b""
-        if not byte or len(line) > _LONGEST:
-            raise LeaseOver("the supervisor has not sent the team's key, and is gone")
-        line += byte
-    word, _, text = line.decode(errors="replace").strip().partition(" ")
+def _read_key(supervisor: Lines, seconds: float) -> TeamKey:
     try:
-        if word == KEY:
-            return TeamKey.from_hex(text)
+        name, fields = decode(supervisor.next(seconds))
+    except LineError as error:
+        raise LeaseOver(f"the supervisor has not sent the team's key: {error}") from None
+    try:
+        if name == KEY:
+            return TeamKey.from_hex(str(fields.get("key")))
     except UsageError:
         pass
     raise LeaseOver("the supervisor has sent something else than the team's key")
 
 
-def _obey(lease: Lease, lost_seconds: float, leads: bool) -> None:
+def _obey(supervisor: Lines, lease: Lease, lost_seconds: float, leads: bool) -> None:
     why = ""
-    heard_at = time.monotonic()
-    rest = b""
-    is_open = True
+    is_gone = False
     while not why:
-        ready, _, _ = select.select([0] if is_open else [], [], [], BEAT_SECONDS / 2)
-        silent = time.monotonic() - heard_at
-        if not ready:
-            why = f"the supervisor has not been heard of for {silent:.0f} s" if silent > lost_seconds else ""
-            continue
-        try:
-            chunk = os.read(0, _LONGEST)
-        except OSError:
-            chunk = b""
-        if not chunk:
-            is_open = False
-            _supervisor_is_gone(lost_seconds, leads)
-            continue
-        heard_at = time.monotonic()
-        *lines, rest = (rest + chunk[-_LONGEST:]).split(b"\n")
-        words = {line.decode(errors="replace") for line in lines}
-        if KILL in words:
+        supervisor.wait(BEAT_SECONDS / 2)
+        orders = {split(line)[0].decode(errors="replace") for line in supervisor.receive()}
+        silent = time.monotonic() - supervisor.heard_at
+        if KILL in orders:
             why = "the supervisor ended it"
-        elif STOP in words:
+        elif STOP in orders:
             os.kill(os.getpid(), signal.SIGTERM)
+        elif silent > lost_seconds:
+            why = f"the supervisor has not been heard of for {silent:.0f} s"
+        if supervisor.closed and not is_gone and not why:
+            is_gone = True
+            _supervisor_is_gone(lost_seconds, leads)
     lease.end(why)
     time.sleep(_END_SECONDS)  # a thread that ends with the process, if that can still end by itself
     os._exit(LeaseOver.exit_code)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dure.base.lines import LONGEST, Lines, Splitter, encode
 from dure.base.team_key import TeamKey
 from dure.engine.ssh.attached import ALIVE, BEAT_SECONDS, KEY
 
@@ -59,6 +60,7 @@ class Remote:
         self,
         host: Host,
         argv: Sequence[str],
+        start: bytes,
         key: TeamKey,
         *,
         prefix: str,
@@ -66,7 +68,8 @@ class Remote:
     ) -> None:
         """`out` takes what it prints on standard output, without a prefix; else that is passed on too.
 
-        The key goes over standard input: arguments and variables can be seen by others.
+        `start` is the first message to it. The key goes over standard input, too: arguments and variables can be seen
+        by others.
         """
         self.host = host
         self.started_at = time.monotonic()
@@ -79,7 +82,10 @@ class Remote:
         )
         self._prefix = prefix
         self._out = out
-        self.tell(f"{KEY} {key.hex()}")
+        assert self._process.stdin is not None
+        self._orders = Lines(None, self._process.stdin.fileno())
+        self._orders.send(start)
+        self.tell(KEY, key=key.hex())
         self._reader = threading.Thread(target=self._read, name=f"dure-{host.name}", daemon=True)
         self._reader.start()
 
@@ -87,18 +93,15 @@ class Remote:
         """None while it runs; 255 when ssh lost the host."""
         return self._process.poll()
 
-    def tell(self, word: str) -> None:
-        """Write a line to its standard input; one that is gone is no error."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(f"{word}\n".encode())
-            self._process.stdin.flush()
+    def tell(self, name: str, **fields: str) -> None:
+        """Send a message to its standard input; an agent that is gone is no error."""
+        self._orders.send(encode(name, fields))
 
     def let_go(self) -> None:
         """Close its standard input, which asks it to end."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._orders.close()
+        self._process.stdin.close()
 
     def kill(self) -> None:
         """End our side at once."""
@@ -119,10 +122,8 @@ class Remote:
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
-        rest: dict[int, bytes] = {}
         for stream in (process.stdout, process.stderr):
-            selector.register(stream, selectors.EVENT_READ)
-            rest[stream.fileno()] = b""
+            selector.register(stream, selectors.EVENT_READ, Splitter())
         beat_at = 0.0
         while selector.get_map():
             if time.monotonic() - beat_at >= BEAT_SECONDS:
@@ -130,10 +131,12 @@ class Remote:
                 self.tell(ALIVE)
             for key, _ in selector.select(BEAT_SECONDS / 4):
                 chunk = os.read(key.fd, 1 << 16)
-                *lines, rest[key.fd] = (rest[key.fd] + chunk).split(b"\n")
+                lines = key.data.take(chunk)
                 if not chunk:
                     selector.unregister(key.fileobj)
-                    lines += [rest[key.fd]] if rest[key.fd] else []
+                if key.data.rest and (not chunk or len(key.data.rest) > LONGEST):
+                    lines.append(bytes(key.data.rest))
+                    key.data.rest.clear()
                 for line in lines:
                     self._pass_on(line.decode(errors="replace"), is_output=key.fd == process.stdout.fileno())
         selector.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dure.base.errors import DureError, Resumable, UsageError
 from dure.base.say import say
 from dure.base.team_key import TeamKey
+from dure.engine.node_start import STANDARD_INPUT, NodeStart
 from dure.engine.ssh.attached import KILL, STOP
 from dure.engine.ssh.remote import SSH_FAILED, Host, Remote, answers
 from dure.launch.lease import LeaseOver
@@ -35,10 +37,9 @@ class Wanted:
 
     hosts: tuple[Host, ...]
     fewest: int
-    agent: tuple[str, ...]
-    """The agent's command line, to which the node's own options are added."""
-    first_time: tuple[str, ...]
-    """Options of the first start alone."""
+    start: NodeStart
+    """What every node is handed, but for its number and its leader."""
+    python: str
     run: str
     max_restarts: int
     lost_seconds: float
@@ -49,6 +50,26 @@ def known_hosts(names: Sequence[str], ssh: str) -> tuple[Host, ...]:
     """The hosts, and which of them is this machine."""
     own = {*interfaces().values(), "localhost"}
     return tuple(Host(name, ssh, here=name in own) for name in names)
+
+
+def train_on_hosts(start: NodeStart) -> None:
+    """Train on the job's hosts, an agent on each."""
+    loaded, cluster = start.loaded, start.loaded.job.cluster
+    if start.run_dir is None and "://" in loaded.storage:
+        raise UsageError(
+            "the storage is a bucket: give --run-dir, a folder that all hosts see at the same path"
+        )
+    run = (start.run_dir or loaded.run_in_storage(time.strftime("%Y%m%d-%H%M%S"))).absolute()
+    wanted = Wanted(
+        hosts=known_hosts(cluster.hosts, cluster.ssh),
+        fewest=cluster.min_nodes or cluster.nodes,
+        start=replace(start, run_dir=run, attached=True),
+        python=cluster.python or sys.executable,
+        run=str(run),
+        max_restarts=loaded.job.team.max_restarts,
+        lost_seconds=cluster.lost_seconds,
+    )
+    Supervisor(wanted).run()
 
 
 @dataclass
@@ -175,17 +196,20 @@ class Supervisor:
     def _start(self, host: Host, order: Sequence[Host]) -> None:
         leader = order[0]
         port = _FIRST_PORT + zlib.crc32(f"{self.wanted.run} {self.attempt}".encode()) % _PORTS
-        node = [
-            *("--nodes", f"{self.wanted.fewest}:{len(order)}"),
-            *("--node-rank", str(order.index(host))),
-            *("--leader", f"{leader.name}:{port}"),
-            *("--run-dir", self.wanted.run),
-            "--attached",
-        ]
-        first = self.wanted.first_time if self.attempt == 1 else ()
-        out = print if host is leader else None
+        start = replace(
+            self.wanted.start,
+            loaded=self.wanted.start.loaded.on_nodes(self.wanted.fewest, len(order)),
+            node_rank=order.index(host),
+            leader=f"{leader.name}:{port}",
+            fresh=self.wanted.start.fresh and self.attempt == 1,
+        )
         self.agents[host.name] = Remote(
-            host, [*self.wanted.agent, *node, *first], self._key, prefix=f"[{host.name}] ", out=out
+            host,
+            [self.wanted.python, "-m", "dure", "agent", STANDARD_INPUT],
+            start.to_line(),
+            self._key,
+            prefix=f"[{host.name}] ",
+            out=print if host is leader else None,
         )
 
     def _order(self, leader: Host) -> list[Host]:

@@ -69,7 +69,7 @@ class Leader:
         self._new: dict[AgentConnection, float] = {}
         """Authenticated, without a Hello yet, and since when."""
         self._refused: dict[AgentConnection, float] = {}
-        """To be closed when they have hung up, or at a time."""
+        """To be closed when the other side has closed, or at a time."""
         self._nodes: dict[AgentConnection, int] = {}
         """The inverse of `_lines`."""
         self._told_of_strangers = 0
@@ -105,7 +105,7 @@ class Leader:
                 looked_at = now
                 for key, _ in events:
                     if key.data is self._acceptor:
-                        self._meet(key.fileobj, now)
+                        self._accept(key.fileobj, now)
                     else:
                         self._hear(key.data, now)
                 self._acceptor.expire()
@@ -117,7 +117,7 @@ class Leader:
             close_all([*self._lines.values(), *self._new, *self._refused], _FLUSH_SECONDS)
             self._selector.close()
 
-    def _meet(self, readable: object, now: float) -> None:
+    def _accept(self, readable: object, now: float) -> None:
         connection = self._acceptor.ready(readable)
         if connection is not None:
             line = AgentConnection(connection)
@@ -128,7 +128,7 @@ class Leader:
         """Take what a connection has brought; whatever is wrong with it is that connection's end."""
         try:
             line.flush()
-            for message in line.receive():
+            for message in line.messages():
                 if line in self._refused:
                     continue
                 if line in self._new:
@@ -151,7 +151,7 @@ class Leader:
         outgoing = self._membership.hello(message, now)
         refused = [said for node, said in outgoing if node == message.node and isinstance(said, Refused)]
         if refused:
-            line.send(refused[0])
+            line.send_message(refused[0])
             line.finish()  # and not close: while it sends, that could take the refusal away again
             return
         del self._refused[line]
@@ -194,13 +194,13 @@ class Leader:
         for node, message in outgoing:
             line = self._lines.get(node)
             if line is not None:
-                line.send(message)
+                line.send_message(message)
 
     def _beat(self, now: float) -> None:
         if now - self._beat_at >= BEAT_SECONDS:
             self._beat_at = now
             for line in self._lines.values():
-                line.send(Alive())
+                line.send_message(Alive())
         missing = self._membership.missing()
         if missing and now - self._said_at >= _SAY_SECONDS:
             self._said_at = now

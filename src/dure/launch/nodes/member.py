@@ -111,7 +111,7 @@ class Member:
         self._thread = threading.Thread(target=self._attend, name="dure-member", daemon=True)
 
     def __enter__(self) -> Member:
-        self._line.send(self.hello)
+        self._line.send_message(self.hello)
         self._thread.start()
         return self
 
@@ -158,7 +158,7 @@ class Member:
             time.sleep(_LOOK_SECONDS)
 
     def store_is_up(self, team: int, port: int) -> None:
-        """The leader's own node: the ranks can meet."""
+        """The leader's own node: the ranks' store is open."""
         self._send(StoreUp(team, port))
 
     def tell(self, message: Failed | Done) -> None:
@@ -194,7 +194,7 @@ class Member:
 
     def _send(self, message: Message) -> None:
         with self._lock:
-            self._line.send(message)
+            self._line.send_message(message)
 
     def _attend(self) -> None:
         beat_at = 0.0
@@ -209,11 +209,11 @@ class Member:
                     if now - looked_at > self._lost_seconds / 2:
                         self._line.heard_at = now  # it was us who did not listen
                     looked_at = now
-                    messages = [m for m in self._line.receive() if not isinstance(m, Alive)]
+                    messages = [m for m in self._line.messages() if not isinstance(m, Alive)]
                     self._inbox += messages
                     if now - beat_at >= BEAT_SECONDS:
                         beat_at = now
-                        self._line.send(Alive(self._step))
+                        self._line.send_message(Alive(self._step))
                     self._line.flush()
                     silent = now - self._line.heard_at
                     if self._line.closed or silent > self._lost_seconds:

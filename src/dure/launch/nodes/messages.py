@@ -7,19 +7,19 @@ other. What is too long for people to read is cut.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, field, replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dure.base import lines
 from dure.base.errors import DureError, Failure, RankFailed, Resumable
 
 VERSION = 3
 HELLO_BYTES = 64 * 1024
 """The longest line of a node that has not been welcomed."""
-MESSAGE_BYTES = 16 * 1024 * 1024
+MESSAGE_BYTES = lines.LONGEST
 """The longest line of one that has."""
 
 _CONFIG = ConfigDict(strict=True, extra="forbid")
@@ -65,7 +65,7 @@ def _bounded(failure: Failure) -> Failure:
 BoundedFailure = Annotated[Failure, AfterValidator(_bounded)]
 
 
-class Garbled(DureError):
+class Garbled(lines.LineError):
     """A message that no agent of this version sends."""
 
 
@@ -127,7 +127,7 @@ class Team:
     """All ranks."""
     leader: Address
     store_port: Port
-    """Where the ranks meet, on the leader's address; 0: open one and say where."""
+    """Of the ranks' store, on the leader's address; 0: open one and say where."""
     restarts: Annotated[int, Field(ge=0, lt=1 << 31)]
     where: str = ""
     """The map of ranks and hosts, in one line, for the user; on the leader's node only."""
@@ -135,7 +135,7 @@ class Team:
 
 @dataclass(frozen=True, config=_CONFIG)
 class StoreUp:
-    """From the leader's node: the ranks of a team can meet here."""
+    """From the leader's node: the store of a team's ranks is open here."""
 
     team: TeamNumber
     port: Port
@@ -194,14 +194,12 @@ _PARSERS: dict[bytes, TypeAdapter[Message]] = {kind.__name__.encode(): TypeAdapt
 
 def encode(message: Message) -> bytes:
     """One line: the message's name and its fields."""
-    fields = json.dumps(asdict(message), ensure_ascii=False)
-    # A path or a log may hold half a surrogate pair, which is no text that another program would take.
-    return f"{type(message).__name__} {fields}\n".encode(errors="replace")
+    return lines.encode(type(message).__name__, asdict(message))
 
 
 def decode(line: bytes) -> Message:
     """The inverse; raises Garbled."""
-    name, _, fields = line.partition(b" ")
+    name, fields = lines.split(line)
     parser = _PARSERS.get(name)
     if parser is None:
         raise Garbled(f"not a message of this version of dure: {line[:80]!r}")

@@ -38,6 +38,8 @@ class TeamFormed(Event):
     """How often this run was resumed before; events up to the next TeamFormed belong to it."""
     start: int = 0
     """The first step of this session: earlier sessions' work from there on is done again."""
+    node: int = 0
+    """The rank's node, from 0."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Stepped(Event):
     samples_of_batch: int
     """Of all ranks."""
     seconds: dict[str, float]
-    """By phase: data, compute, exchange, update; in whole microseconds."""
+    """By phase, in order: save, data, compute, exchange, update; in whole microseconds. `save` is what saving after the
+    step before took of this thread. `wait` is the part of `exchange` that the rank waited for others: who comes last
+    waits least."""
     lr: float
     grad_norm: float | None
     ids: tuple[int, ...] | None
@@ -78,7 +82,7 @@ class Proved(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """The model was judged on the evaluation data."""
+    """The model was evaluated."""
 
     kind = "eval"
     step: int
@@ -143,6 +147,16 @@ class CheckpointSaved(Event):
     trouble: str | None
     bytes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryUsed(Event):
+    """What this rank's process holds; now and then."""
+
+    kind = "memory"
+    step: int
+    bytes: int
+    """Resident, shared memory among it."""
 
 
 @dataclass(frozen=True)

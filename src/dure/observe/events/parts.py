@@ -58,7 +58,7 @@ class Reading:
         """Every event that can be read, with its number and time; `recent`: of the last two parts only."""
         read_up_to = -1
         for part in compacted_parts(self.path)[-1 if recent else 0 :]:
-            for record in self._of(_unpacked(part)):
+            for record in self._of(lines_of_part(part)):
                 read_up_to = max(read_up_to, -1 if record.number is None else record.number)
                 yield record
         for record in self._of(_lines(self.path, _TAIL_BYTES if recent else None)):
@@ -278,7 +278,8 @@ def _skip_to_tail(file: BinaryIO, most_bytes: int | None) -> None:
         file.readline(LONGEST_LINE)
 
 
-def _unpacked(path: Path) -> Iterator[bytes]:
+def lines_of_part(path: Path) -> Iterator[bytes]:
+    """Lines of a compacted part, whatever they are."""
     try:
         with open(open_plain(path), "rb") as packed, gzip.GzipFile(fileobj=packed) as file:
             yield from _whole_lines(io.BytesIO(file.read(_UNPACKED_BYTES)))

@@ -22,7 +22,7 @@ from dure.checkpoint.capture import Capture
 from dure.checkpoint.memory_tier import MemoryTier, memory_tier
 from dure.checkpoint.snapshot import make_present
 from dure.checkpoint.state import Share, State
-from dure.checkpoint.storage_tier import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
+from dure.checkpoint.writer import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
 from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
 from dure.storage import open_store

@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 from dure.base.errors import DureError
 from dure.data.batches import Batch
 from dure.step.loss import as_sum
-from dure.team import Team
-from dure.tools.bench.workload import DDP, FINER, LIMIT, SHARDED, Workload
+from dure.team import Team, attach
+from dure.tools.bench.workload import ATTACHED, BACKEND, DDP, FINER, LIMIT, SHARDED, STATIC, Workload
 
 Sequences = tuple[Tensor, Tensor]
 """Tokens, and the ones that follow them."""
@@ -89,6 +89,28 @@ def ddp(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contend
     return _plain(module, model, _optimizer(model, load), torch.Tensor.backward, data)
 
 
+def ddp_static(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contender:
+    """The same, with the two options that save it copies and searches."""
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=True)
+    return _plain(module, model, _optimizer(model, load), torch.Tensor.backward, data)
+
+
+def dure_backend(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contender:
+    """The same as `ddp_static`, on a process group of the backend dure."""
+    group = torch.distributed.new_group(backend="dure")
+    model = DistributedDataParallel(
+        module, process_group=group, gradient_as_bucket_view=True, static_graph=True
+    )
+    return _plain(module, model, _optimizer(model, load), torch.Tensor.backward, data)
+
+
+def dure_attach(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contender:
+    """The same as `ddp_static`, attached; replicas are compared every 100 steps, as by default."""
+    model = DistributedDataParallel(module, gradient_as_bucket_view=True, static_graph=True)
+    attach(model)
+    return _plain(module, model, _optimizer(model, load), torch.Tensor.backward, data)
+
+
 def accelerate(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contender:
     """Hugging Face Accelerate; it finds torchrun's variables and the process group that is there."""
     from accelerate import Accelerator
@@ -112,6 +134,9 @@ def fabric(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Cont
 PEERS: dict[str, Callable[[nn.Module, Workload, Sequence[Sequences]], Contender]] = {
     LIMIT: limit,
     DDP: ddp,
+    STATIC: ddp_static,
+    BACKEND: dure_backend,
+    ATTACHED: dure_attach,
     "accelerate": accelerate,
     "fabric": fabric,
 }

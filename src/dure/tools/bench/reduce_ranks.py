@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import dure
 from dure.base.errors import DureError
-from dure.comm.reduce.exchanger import Exchanger, Pieces
+from dure.comm.reduce.exchanger import Exchange, Exchanger, Pieces
 from dure.comm.reduce.factory import WireName
 from dure.comm.topology import read_topology
 from dure.observe.heartbeat import Phase
@@ -42,22 +42,22 @@ def measure(sizes: list[float], rounds: int, wire: WireName, mpi_folder: str | N
             contenders = _ours(team, exchanger, numel) | _peers(team, plain, numel)
             if mpi_folder:
                 contenders["openmpi"] = _of_openmpi(asker, numel)
-            _take_turns(team, contenders, mib, rounds, figures)
+            take_turns(team, contenders, mib, rounds, figures)
         return figures
 
 
 def _ours(team: Team, exchanger: Exchanger, numel: int) -> dict[str, Contender]:
     shape = Pieces.of_step(team.topology.size, team.topology.size, team.topology.size)
-    buffers = exchanger.buffers(0, torch.ones(numel))
+    buffers, asked = exchanger.buffers(0, torch.ones(numel)), Exchange(shape, 1.0 / team.topology.size)
 
     def reduce() -> None:
-        exchanger.exchange(buffers, shape, 1.0 / team.topology.size, 0)
+        exchanger.exchange(buffers, asked)
         exchanger.conclude()
 
-    timed = _timed(reduce)
+    run = timed(reduce)
 
     def reduce_and_check(repeats: int) -> float:
-        seconds = timed(repeats)
+        seconds = run(repeats)
         if not bool((buffers.out == 1.0).all()):
             raise DureError(f"the mean of ones over {team.topology.size} ranks is not one: {buffers.out}")
         return seconds
@@ -69,14 +69,14 @@ def _peers(team: Team, plain: Wire | None, numel: int) -> dict[str, Contender]:
     # Filled, so that its pages are there; with zeros, so that no number of sums overflows.
     reduced, source, target = torch.full((numel,), 0.0), torch.ones(numel), torch.ones(numel)
     found = {
-        "gloo": _timed(lambda: dist.all_reduce(reduced)),
-        "memcpy": _timed(lambda: target.copy_(source)),
+        "gloo": timed(lambda: dist.all_reduce(reduced)),
+        "memcpy": timed(lambda: target.copy_(source)),
     }
     if plain is not None:
         # Every local rank carries its part: together one bucket's bytes a direction.
         part = -(-4 * numel // team.topology.local_size)
         sent, received = torch.ones(part, dtype=torch.uint8), torch.ones(part, dtype=torch.uint8)
-        found["wire_limit"] = _timed(lambda: plain.transfer(sent, received))
+        found["wire_limit"] = timed(lambda: plain.transfer(sent, received))
     return found
 
 
@@ -84,7 +84,9 @@ def _of_openmpi(asker: Asker | None, numel: int) -> Contender:
     return lambda repeats: asker.seconds(numel, repeats) if asker is not None else 0.0
 
 
-def _timed(call: Callable[[], object]) -> Contender:
+def timed(call: Callable[[], object]) -> Contender:
+    """A contender that makes a call again and again."""
+
     def run(repeats: int) -> float:
         began = time.perf_counter()
         for _ in range(repeats):
@@ -94,7 +96,7 @@ def _timed(call: Callable[[], object]) -> Contender:
     return run
 
 
-def _take_turns(
+def take_turns(
     team: Team, contenders: Mapping[str, Contender], mib: float, rounds: int, figures: RankFigures
 ) -> None:
     """Add each contender's figures for a size; the first round warms up and is thrown away."""

@@ -18,12 +18,11 @@ from types import TracebackType
 from dure.base.errors import Failure, RankFailed, UsageError
 from dure.base.run_folder import RunFolder
 from dure.launch.failure import settled_cause
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
 from dure.launch.team import forget_last_run
-from dure.tools.lab.keeper import Birth, Keeper, Order, make_place
 from dure.tools.lab.machine import run, why_not_here
 from dure.tools.lab.network import (
     LINK,
@@ -35,6 +34,7 @@ from dure.tools.lab.network import (
     sent_bytes,
     shaping,
 )
+from dure.tools.lab.place import Order, Place, StartingPlace, make_place
 
 HOSTS = tuple(node_name(number) for number in range(2))
 ADDRESSES = tuple(node_address(number) for number in range(2))
@@ -52,8 +52,8 @@ class TwoNodes:
         if rate is not None:
             bits_per_second(rate)
         self.rate = rate
-        self._births: list[Birth] = []
-        self._nodes: list[Keeper] = []
+        self._starting: list[StartingPlace] = []
+        self._nodes: list[Place] = []
         self._runs = 0
 
     def __enter__(self) -> TwoNodes:
@@ -63,8 +63,8 @@ class TwoNodes:
         try:
             names = host_names(dict(zip(HOSTS, ADDRESSES, strict=True)))
             # Without a PID namespace: the launcher that is not on the node sees its ranks there.
-            self._births += [make_place(Order(host, names, processes=False)) for host in HOSTS]
-            self._nodes += [birth.wait() for birth in self._births]
+            self._starting += [make_place(Order(host, names, processes=False)) for host in HOSTS]
+            self._nodes += [node.wait() for node in self._starting]
             self._join()
         except BaseException:
             self._end()
@@ -93,7 +93,7 @@ class TwoNodes:
         ranks_per_node: int = 4,
         folder: RunFolder,
         deadline_seconds: float = 600.0,
-        preload: Sequence[str] = TORCH_WITH_DDP,
+        preload: Sequence[str] = TORCH,
     ) -> list[object]:
         """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
@@ -148,7 +148,7 @@ class TwoNodes:
                     team.close()
 
     def _join(self) -> None:
-        """Lay the link, born inside the nodes: not even its name is ever seen outside."""
+        """Make the link, inside the nodes: not even its name is ever seen outside."""
         first, second = (str(node.pid) for node in self._nodes)
         run(
             ["ip", "link", "add", LINK, "netns", first, "type", "veth", "peer", "name", LINK, "netns", second]
@@ -167,15 +167,15 @@ class TwoNodes:
             "GROUP_RANK": str(node),
             "GROUP_WORLD_SIZE": str(len(self._nodes)),
             "MASTER_ADDR": ADDRESSES[0],
-            # Ranks that were killed may leave connections behind; the next run meets elsewhere.
+            # Ranks that were killed may leave connections behind; the next run uses another port.
             "MASTER_PORT": str(_PORT + self._runs),
             "GLOO_SOCKET_IFNAME": LINK,
         }
 
     def _end(self) -> None:
-        for birth in self._births:
-            birth.let_go()
-        self._births.clear()
+        for node in self._starting:
+            node.let_go()
+        self._starting.clear()
         self._nodes.clear()
 
 

@@ -9,6 +9,10 @@ SHARDED = "dure_sharded"
 """dure whose ranks share the optimizer's work."""
 FINER = "dure_finer"
 """dure with more shards than ranks."""
+STATIC = "ddp_static"
+"""Plain DDP with gradient_as_bucket_view and static_graph: the fastest that it can be set to."""
+BACKEND, ATTACHED = "dure_backend", "dure_attach"
+"""Plain DDP on the backend dure; plain DDP with dure.attach."""
 LIBRARIES = {"accelerate": "accelerate", "fabric": "lightning_fabric"}
 """Contenders that need a package that may not be there."""
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from dure.base.errors import DureError, UsageError
 from dure.tools.lab import network, remote
 from dure.tools.lab import state as states
-from dure.tools.lab.keeper import Bind, Birth, Cover, Keeper, Order, end_all, make_place
 from dure.tools.lab.machine import why_not_here
+from dure.tools.lab.place import Bind, Cover, Order, Place, StartingPlace, end_all, make_place
 from dure.tools.lab.state import State
 
 SHARED = "/mnt/shared"
@@ -72,7 +72,7 @@ class Lab:
         self._addresses = {network.LOGIN: network.LOGIN_ADDRESS} | {
             name: network.node_address(number) for number, name in enumerate(names)
         }
-        self._births: list[Birth] = []
+        self._starting: list[StartingPlace] = []
 
     @classmethod
     def find(cls, name: str = "lab") -> Lab:
@@ -97,8 +97,8 @@ class Lab:
     def up(self) -> None:
         """Make the places; they stay until `down`. What is left of an earlier lab that failed is cleared away."""
         self._make()
-        for birth in self._births:
-            birth.stay()
+        for place in self._starting:
+            place.stay()
         self._let_go()
 
     def down(self) -> None:
@@ -121,10 +121,10 @@ class Lab:
 
     def command(self, place: str, arguments: Sequence[str]) -> list[str]:
         """The command line that runs `arguments` in a place: same folder, environment, streams, signals, exit code."""
-        keeper = self._keeper(place)
-        if not keeper.alive:
+        found = self._place(place)
+        if not found.alive:
             raise DureError(f"{place} is gone: its first process has ended; `dure lab down`, then `up` again")
-        return keeper.command(self.name, arguments)
+        return found.command(self.name, arguments)
 
     def cut(self, *nodes: str) -> None:
         """Pull the cables of these nodes."""
@@ -148,14 +148,14 @@ class Lab:
         joined = network.joined_nodes(state.login) | {network.LOGIN} if state.login.alive else set()
         return [
             PlaceStatus(
-                keeper.host,
-                self._addresses[keeper.host],
-                keeper.alive,
-                keeper.alive and keeper.host in joined,
-                keeper.pid,
-                len(keeper.pids()) if keeper.alive else 0,
+                place.host,
+                self._addresses[place.host],
+                place.alive,
+                place.alive and place.host in joined,
+                place.pid,
+                len(place.pids()) if place.alive else 0,
             )
-            for keeper in state.keepers
+            for place in state.places
         ]
 
     def _make(self) -> None:
@@ -185,14 +185,14 @@ class Lab:
             ) from None
         if self._ssh:
             remote.prepare(self.folder, self._addresses, self.name)
-        self._births += [make_place(self._order(name)) for name in self._addresses]
-        login, *nodes = (birth.wait() for birth in self._births)
+        self._starting += [make_place(self._order(name)) for name in self._addresses]
+        login, *nodes = (place.wait() for place in self._starting)
         state = State(str(self._storage), self._rate, self._ssh, login, tuple(nodes))
         states.write_state(self.folder, state)
         network.lay_cables(login, nodes, self._addresses, self._rate)
         if self._ssh:
-            for keeper in state.keepers:
-                remote.start(self.folder, keeper, self.name)
+            for place in state.places:
+                remote.start(self.folder, place, self.name)
         states.write_state(self.folder, replace(state, whole=True))
 
     def _order(self, place: str) -> Order:
@@ -213,15 +213,15 @@ class Lab:
                 binds.append(Bind(*config))
         return Order(place, network.host_names(self._addresses), tuple(covers), tuple(binds))
 
-    def _keeper(self, place: str) -> Keeper:
-        keepers = {keeper.host: keeper for keeper in self.state.keepers}
-        if place not in keepers:
-            raise UsageError(f"lab {self.name!r} has no place {place!r}; it has {', '.join(keepers)}")
-        return keepers[place]
+    def _place(self, name: str) -> Place:
+        places = {place.host: place for place in self.state.places}
+        if name not in places:
+            raise UsageError(f"lab {self.name!r} has no place {name!r}; it has {', '.join(places)}")
+        return places[name]
 
     def _set_cables(self, nodes: Sequence[str], *, joined: bool) -> None:
         for node in nodes:
-            if self._keeper(node).host == network.LOGIN:
+            if self._place(node).host == network.LOGIN:
                 raise UsageError("the login has no cable: it is where the switch stands; name a node")
         for node in nodes:
             network.set_cable(self.state.login, node, joined=joined)
@@ -229,7 +229,7 @@ class Lab:
     def _clear(self, *, keep_folder: bool = False) -> None:
         """End the places that are written down, and remove the files. Holds the lock."""
         state = states.read_state(self.folder)
-        end_all(state.keepers if state is not None else ())
+        end_all(state.places if state is not None else ())
         for path in self.folder.iterdir() if keep_folder else ():
             if path.is_dir():
                 path.rmdir()
@@ -239,10 +239,10 @@ class Lab:
             states.remove(self.folder)
 
     def _let_go(self) -> None:
-        for birth in self._births:
+        for place in self._starting:
             with contextlib.suppress(OSError):
-                birth.let_go()
-        self._births.clear()
+                place.let_go()
+        self._starting.clear()
 
 
 def _ours() -> list[str]:

@@ -1,21 +1,20 @@
 """The lab's part that is a program of its own: the first process of a place, and the way into it.
 
-    python -I -S namespaces.py keep            reads its order, one line of JSON, from standard input
+    python -I -S namespaces.py init            reads its order, a message of `base.lines`, from standard input
     python -I -S namespaces.py enter PID STARTED LAB -- COMMAND …
 
-A place is a set of namespaces without a name in the file system: they last as long as a process is in them. `keep`
+A place is a set of namespaces without a name in the file system: they last as long as a process is in them. `init`
 is that process. Where the place counts its processes by itself (a PID namespace) it is process 1, and the kernel
 ends all others with it. It ends when its standard input does, unless it was told to `stay`: a lab that is not
 finished, or that belongs to a process, goes away with whoever makes it, kill -9 included.
 
-This file imports nothing but the standard library, and is run by its path: it starts in a hundredth of a second, and
-it does not matter where `dure` is found.
+This file needs nothing but the standard library and `base.lines`, and is run by its path: it starts in some hundredths
+of a second, and it does not matter where `dure` is installed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
@@ -24,10 +23,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+if __name__ == "__main__":  # run by its path, without `site`: the package is where this file is
+    sys.path.insert(0, os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
+
+from dure.base.lines import Lines, decode, encode
+
 _MOUNTS, _NAMES, _IPC, _PROCESSES, _NETWORK = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
 _KINDS = {"net": _NETWORK, "uts": _NAMES, "ipc": _IPC, "mnt": _MOUNTS}
 _READ_ONLY, _REMOUNT, _BIND, _WITH_THOSE_BELOW, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+UP, FAILED, STAY = "Up", "Failed", "Stay"
+"""From a place that is made, or cannot be; to one that shall outlive whoever made it."""
+_ORDER_SECONDS = 60.0
 _FAILED, _NOT_EXECUTABLE, _NOT_FOUND = 125, 126, 127
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,13 +42,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main(arguments: Sequence[str]) -> int:
     """Do what the first argument says."""
-    if arguments[0] == "keep":
-        return keep(json.loads(_line(0)))
+    if arguments[0] == "init":
+        maker = Lines(0, 1)
+        return init(maker, decode(maker.next(_ORDER_SECONDS))[1])
     pid, started, lab, _, *command = arguments[1:]
     return enter(int(pid), int(started), lab, command)
 
 
-def keep(order: dict[str, Any]) -> int:
+def init(maker: Lines, order: dict[str, Any]) -> int:
     """Make a place, say its first process's number, and stay until the end.
 
     `order`: host (its name), hosts (its /etc/hosts), processes (whether it counts its own), covers (folders that are
@@ -56,10 +64,10 @@ def keep(order: dict[str, Any]) -> int:
         socket.sethostname(order["host"])
         _arrange(order)
     except OSError as error:
-        _say(f"failed {error}")
+        maker.send(encode(FAILED, {"why": str(error)}))
         return 1
-    _say(f"up {number}")
-    _stay()
+    maker.send(encode(UP, {"pid": int(number)}))
+    _stay(maker)
     return 0
 
 
@@ -74,7 +82,7 @@ def start_time(pid: int | str) -> int:
 
 
 def enter(pid: int, started: int, lab: str, command: Sequence[str]) -> int:
-    """Run a command in the place that process `pid` keeps, as if it were this process: signals, terminal, end."""
+    """Run a command in the place whose first process is `pid`, as if it were this process: signals, terminal, end."""
     here = os.getcwd()
     try:
         spaces = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in ("pid", *_KINDS)}
@@ -156,8 +164,8 @@ def _mount(source: str, target: str, kind: str | None, flags: int = 0, data: str
     _checked(_libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[4]), f"mount {target}")
 
 
-def _stay() -> None:
-    """Bury orphans until standard input ends, or, once told to stay, for ever."""
+def _stay(maker: Lines) -> None:
+    """Reap orphans until standard input ends, or, once told to stay, for ever."""
     wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -174,8 +182,10 @@ def _stay() -> None:
             except ChildProcessError:
                 pass
         if 0 in ready:
-            if _line(0) != "stay":
-                return
+            if encode(STAY).rstrip() not in maker.receive():
+                if maker.closed:
+                    return
+                continue
             watched.remove(0)
             nothing = os.open(os.devnull, os.O_RDWR)
             for stream in range(3):
@@ -238,18 +248,6 @@ def _end_by(name: int) -> None:
         signal.signal(name, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {name})
     os.kill(os.getpid(), name)
-
-
-def _line(descriptor: int) -> str:
-    """One line, byte by byte: what follows it is somebody else's."""
-    text = b""
-    while (byte := os.read(descriptor, 1)) not in (b"", b"\n"):
-        text += byte
-    return text.decode()
-
-
-def _say(text: str) -> None:
-    os.write(1, f"{text}\n".encode())
 
 
 def _complain(text: str, code: int) -> int:

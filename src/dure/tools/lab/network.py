@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from dure.base.errors import DureError, UsageError
-from dure.tools.lab.keeper import Keeper
 from dure.tools.lab.machine import run
+from dure.tools.lab.place import Place
 
 LINK = "eth0"
 """A node's interface."""
@@ -57,8 +57,8 @@ def shaping(link: str, rate: str) -> list[str]:
     return ["tc", "qdisc", "replace", "dev", link, "root", *shape.split()]
 
 
-def lay_cables(login: Keeper, nodes: Sequence[Keeper], addresses: dict[str, str], rate: str | None) -> None:
-    """Join the nodes to the switch. Everything is born inside the places: not even a name is seen outside."""
+def lay_cables(login: Place, nodes: Sequence[Place], addresses: dict[str, str], rate: str | None) -> None:
+    """Join the nodes to the switch. Everything is made inside the places: not even a name is seen outside."""
     _ip(
         login,
         "link set lo up",
@@ -76,17 +76,17 @@ def lay_cables(login: Keeper, nodes: Sequence[Keeper], addresses: dict[str, str]
             run([*login.within("net"), *shaping(node.host, rate)])
 
 
-def bring_up(node: Keeper, address: str) -> None:
+def bring_up(node: Place, address: str) -> None:
     """Give a node's interface its address."""
     _ip(node, "link set lo up", f"address add {address}/24 dev {LINK}", f"link set {LINK} up")
 
 
-def set_cable(login: Keeper, node: str, *, joined: bool) -> None:
+def set_cable(login: Place, node: str, *, joined: bool) -> None:
     """Plug the switch's end of a node's cable in or out: without it the node sees no carrier, and packets vanish."""
     _ip(login, f"link set {node} {'up' if joined else 'down'}")
 
 
-def joined_nodes(login: Keeper) -> set[str]:
+def joined_nodes(login: Place) -> set[str]:
     """The nodes whose cable is plugged in."""
     links = json.loads(run([*login.within("net"), "ip", "-json", "link", "show", "type", "veth"]) or "[]")
     return {str(link["ifname"]) for link in links if "UP" in link["flags"]}
@@ -102,5 +102,5 @@ def sent_bytes(process: int | str = "self") -> int:
     raise DureError(f"process {process} has no interface {LINK}; is it on one of the lab's nodes?")
 
 
-def _ip(place: Keeper, *commands: str) -> None:
+def _ip(place: Place, *commands: str) -> None:
     run([*place.within("net"), "ip", "-batch", "-"], text="\n".join(commands) + "\n")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dure.base.errors import DureError
-from dure.tools.lab.keeper import Keeper
 from dure.tools.lab.machine import SETUP_SECONDS, run
+from dure.tools.lab.place import Place
 
 _SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _LOOK_SECONDS = 0.01
@@ -42,7 +42,7 @@ def prepare(folder: Path, addresses: Mapping[str, str], lab: str) -> None:
     (folder / "ssh_config").write_text(_client(folder))
 
 
-def start(folder: Path, place: Keeper, lab: str) -> None:
+def start(folder: Path, place: Place, lab: str) -> None:
     """Start the place's sshd, and wait until it listens; it ends with the place."""
     log = folder / f"sshd_{place.host}.log"
     config = folder / f"sshd_config_{place.host}"
@@ -56,7 +56,7 @@ def start(folder: Path, place: Keeper, lab: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _is_listened_to(place: Keeper, port: int) -> bool:
+def _is_listened_to(place: Place, port: int) -> bool:
     """Whether somebody in a place listens at a port; asked of the kernel, so that nobody is called for it."""
     _, *sockets = Path(f"/proc/{place.pid}/net/tcp").read_text().splitlines()
     fields = [line.split() for line in sockets]

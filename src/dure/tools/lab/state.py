@@ -16,8 +16,8 @@ from pathlib import Path
 
 from dure.base.errors import DureError, UsageError
 from dure.base.files import write_whole
-from dure.tools.lab.keeper import Keeper
 from dure.tools.lab.machine import SETUP_SECONDS
+from dure.tools.lab.place import Place
 
 _LOOK_SECONDS = 0.05
 
@@ -29,20 +29,20 @@ class State:
     storage: str
     rate: str | None
     ssh: bool
-    login: Keeper
-    nodes: tuple[Keeper, ...]
+    login: Place
+    nodes: tuple[Place, ...]
     whole: bool = False
     """Whether the lab was finished; what is not is the rest of one that failed."""
 
     @property
-    def keepers(self) -> tuple[Keeper, ...]:
+    def places(self) -> tuple[Place, ...]:
         """The processes that keep the places."""
         return (self.login, *self.nodes)
 
     @property
     def running(self) -> bool:
         """Whether every place is there."""
-        return self.whole and all(keeper.alive for keeper in self.keepers)
+        return self.whole and all(place.alive for place in self.places)
 
 
 def lab_folder(name: str) -> Path:
@@ -68,8 +68,8 @@ def read_state(folder: Path) -> State | None:
         raw = json.loads((folder / "lab.json").read_text())
     except FileNotFoundError:
         return None
-    raw["login"] = Keeper(**raw["login"])
-    raw["nodes"] = tuple(Keeper(**node) for node in raw["nodes"])
+    raw["login"] = Place(**raw["login"])
+    raw["nodes"] = tuple(Place(**node) for node in raw["nodes"])
     return State(**raw)
 
 

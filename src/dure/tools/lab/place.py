@@ -1,9 +1,8 @@
-"""The process that keeps a place, seen from outside."""
+"""A place of a lab, seen from outside: its first process, and how it is made and ended."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dure.base.errors import DureError
+from dure.base.lines import LineError, Lines, decode, encode
 from dure.tools.lab import namespaces
 from dure.tools.lab.machine import SETUP_SECONDS
 
@@ -52,9 +52,10 @@ class Order:
     processes: bool = True
     """Whether it counts its processes by itself, so that all end with the first."""
 
-    def to_json(self) -> str:
-        """One line for the program that makes the place."""
-        return json.dumps(
+    def to_line(self) -> bytes:
+        """The message to the program that makes the place."""
+        return encode(
+            "Order",
             {
                 "host": self.host,
                 "hosts": self.hosts,
@@ -63,12 +64,12 @@ class Order:
                     (cover.folder, cover.kept, cover.mode) for cover in (Cover("/dev/shm"), *self.covers)
                 ],
                 "binds": [(str(bind.source), bind.target, bind.writable) for bind in self.binds],
-            }
+            },
         )
 
 
 @dataclass(frozen=True)
-class Keeper:
+class Place:
     """The first process of a place. Its pid and start time name it for good: a pid alone may be another's by now."""
 
     host: str
@@ -96,32 +97,32 @@ class Keeper:
         return [*_PROGRAM, "enter", str(self.pid), str(self.started), lab, "--", *arguments]
 
 
-def end_all(keepers: Iterable[Keeper]) -> None:
-    """Kill the keepers, and with each every process of its place; return when they are gone."""
+def end_all(places: Iterable[Place]) -> None:
+    """Kill the first process of each place, and with it all others; return when they are gone."""
     with contextlib.ExitStack() as handles:
-        killed: dict[int, tuple[Keeper, str]] = {}
-        for keeper in keepers:
+        killed: dict[int, tuple[Place, str]] = {}
+        for place in places:
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-                handle = os.pidfd_open(keeper.pid)
+                handle = os.pidfd_open(place.pid)
                 handles.callback(os.close, handle)
-                space = keeper._space()
+                space = place._space()
                 if (
-                    keeper.alive
+                    place.alive
                 ):  # asked while the handle holds whoever has that pid, so the kill hits nobody else
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
-                    killed[handle] = keeper, space
+                    killed[handle] = place, space
         deadline = time.monotonic() + SETUP_SECONDS
-        for handle, (keeper, space) in killed.items():
+        for handle, (place, space) in killed.items():
             while not select.select([handle], [], [], _LOOK_SECONDS)[0]:
                 # The kernel lets the first process of a PID namespace end only after all others, and those that were
                 # brought in from outside only when somebody outside, maybe a careless init, has taken note of it.
-                left = [pid for pid in _processes_in(space) if pid != keeper.pid]
-                if not left and not os.path.islink(f"/proc/{keeper.pid}/ns/mnt"):
+                left = [pid for pid in _processes_in(space) if pid != place.pid]
+                if not left and not os.path.islink(f"/proc/{place.pid}/ns/mnt"):
                     break
                 if time.monotonic() > deadline:
-                    who = ", ".join(map(str, left or [keeper.pid]))
+                    who = ", ".join(map(str, left or [place.pid]))
                     raise DureError(
-                        f"{keeper.host}: process {who} has not ended {SETUP_SECONDS:.0f} s after kill -9"
+                        f"{place.host}: process {who} has not ended {SETUP_SECONDS:.0f} s after kill -9"
                     )
 
 
@@ -137,32 +138,30 @@ def _processes_in(space: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Birth:
+class StartingPlace:
     """A place that is being made, and ends with this process unless it is told to stay."""
 
     order: Order
     process: subprocess.Popen[bytes] = field(repr=False)
+    lines: Lines = field(repr=False)
 
-    def wait(self) -> Keeper:
-        """The keeper, when the place is up."""
-        out = self.process.stdout
-        assert out is not None
-        ready, _, _ = select.select([out], [], [], SETUP_SECONDS)
-        if not ready:
-            raise DureError(f"{self.order.host} was not up within {SETUP_SECONDS:.0f} s")
-        word, _, rest = os.read(out.fileno(), 4096).decode().strip().partition(" ")
-        if word != "up":
-            raise DureError(f"{self.order.host} cannot be set up: {rest or 'its keeper ended at once'}")
-        return Keeper(self.order.host, int(rest), namespaces.start_time(rest))
+    def wait(self) -> Place:
+        """The place, once it is up."""
+        try:
+            name, fields = decode(self.lines.next(SETUP_SECONDS))
+        except LineError as error:
+            raise DureError(f"{self.order.host} cannot be set up: {error}") from None
+        if name != namespaces.UP:
+            raise DureError(f"{self.order.host} cannot be set up: {fields.get('why', name)}")
+        pid = int(fields["pid"])
+        return Place(self.order.host, pid, namespaces.start_time(pid))
 
     def stay(self) -> None:
         """Let the place outlive this process."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"stay\n")
-        self.process.stdin.flush()
+        self.lines.send(encode(namespaces.STAY))
 
     def let_go(self) -> None:
-        """Close the line to the place, which ends unless it was told to stay."""
+        """Close the connection with the place, which ends unless it was told to stay."""
         for stream in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
@@ -173,10 +172,10 @@ class Birth:
             self.process.wait(SETUP_SECONDS)
 
 
-def make_place(order: Order) -> Birth:
-    """Start a keeper that makes a place; `wait` for it."""
+def make_place(order: Order) -> StartingPlace:
+    """Start the first process of a place, which makes the rest; `wait` for it."""
     process = subprocess.Popen(
-        [*_PROGRAM, "keep"],
+        [*_PROGRAM, "init"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -184,7 +183,7 @@ def make_place(order: Order) -> Birth:
         start_new_session=True,  # Ctrl-C in the terminal is for us; a place ends when we say so
     )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended; `wait` says so
-        process.stdin.write(f"{order.to_json()}\n".encode())
-        process.stdin.flush()
-    return Birth(order, process)
+    assert process.stdout is not None
+    lines = Lines(process.stdout.fileno(), process.stdin.fileno())
+    lines.send(order.to_line())  # one that has ended already says so in `wait`
+    return StartingPlace(order, process, lines)

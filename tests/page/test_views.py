@@ -1,0 +1,188 @@
+"""Every view, in both languages, of a live run and of a saved report, in a real browser."""
+
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from support.leftovers import wait_until
+
+VIEWS = ("now", "ranks", "samples", "proof", "compare")
+WORDS = {
+    "en": {"now": "The team", "ranks": "Who waits for whom", "samples": "by rank", "proof": "Checkpoints",
+           "compare": "What differs in their recipes"},
+    "ko": {"now": "있었던 일", "ranks": "누가 누구를 기다리나", "samples": "에포크 안의 자리와 랭크",
+           "proof": "체크포인트", "compare": "레시피에서 다른 점"},
+}  # fmt: skip
+SERIOUS = ("serious", "critical")
+
+
+class Opened:
+    """A page that notes what a page must not do: errors, and requests to anywhere else."""
+
+    def __init__(self, browser, address, **options):
+        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.errors, self.elsewhere = [], []
+        self.address = address
+        self.page.on("console", lambda told: self.errors.append(told.text) if told.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._note)
+
+    def _note(self, request):
+        if not request.url.startswith((self.address.split("#")[0], "data:", "about:", "blob:")):
+            self.elsewhere.append(request.url)
+
+    def show(self, view, address=None):
+        self.page.goto("about:blank")
+        self.page.goto(f"{address or self.address}#{view}")
+        self.page.wait_for_selector("main[data-drawn-ms] .card")
+        return self.page.inner_text("main")
+
+    def has_overflow(self):
+        return self.page.evaluate(
+            "document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"
+        )
+
+    def findings(self):
+        """What axe-core finds that keeps people out."""
+        script = files("axe_playwright_python") / "axe.min.js"
+        # Through the debugger: the page's own policy lets in no script from outside.
+        self.page.evaluate(script.read_text())
+        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            (one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]])
+            for one in found["violations"]
+            if one["impact"] in SERIOUS
+        ]
+
+    def close(self):
+        self.context.close()
+
+
+@pytest.fixture
+def opened(browser):
+    pages = []
+
+    def open_page(address, **options):
+        pages.append(Opened(browser, address, **options))
+        return pages[-1]
+
+    yield open_page
+    for one in pages:
+        assert one.errors == []
+        assert one.elsewhere == []
+        one.close()
+
+
+def test_a_rank_that_is_slow_in_backward_is_named_while_it_trains(watched, address, opened):
+    page = opened(address, locale="en-GB")
+    page.show("now")
+    assert page.page.inner_text(".pill").strip() == "running"
+    page.page.wait_for_selector("text=Rank 1 holds the others up")
+    page.show("ranks")
+    page.page.wait_for_selector("[data-verdict='1']")
+    words = page.page.inner_text("[data-verdict]")
+    milliseconds = float(words.split("wait ")[1].split(" ms")[0])
+    assert 150 < milliseconds < 600, words
+    before = page.page.get_attribute("canvas", "data-drawn")
+    wait_until(lambda: page.page.get_attribute("canvas", "data-drawn") != before, "what is new")
+    assert watched.process.poll() is None
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_every_view_of_a_live_run_opens_in_both_languages(watched, address, opened, lang):
+    page = opened(address, locale="ko-KR" if lang == "ko" else "en-GB")
+    for view in VIEWS:
+        assert WORDS[lang][view] in page.show(view), view
+        assert page.page.get_attribute("html", "lang") == lang
+        assert not page.has_overflow(), view
+    assert watched.process.poll() is None, "it was to be watched while it trains"
+
+
+def test_every_view_of_a_finished_run_keeps_nobody_out(finished, address, opened):
+    for theme, size in (("light", (1200, 900)), ("dark", (390, 844))):
+        page = opened(
+            address, locale="ko-KR", color_scheme=theme, viewport={"width": size[0], "height": size[1]}
+        )
+        for view in VIEWS:
+            page.show(view)
+            assert page.findings() == [], (view, theme)
+            assert not page.has_overflow(), (view, size)
+    assert finished["weights_sha256"] in page.show("proof")
+    assert page.page.inner_text(".pill").strip() == "끝남"
+
+
+def test_the_page_is_used_with_the_keyboard_and_in_both_languages(finished, address, opened):
+    page = opened(address, locale="en-GB", reduced_motion="reduce")
+    page.show("now")
+    page.page.focus("#tab-now")
+    page.page.keyboard.press("ArrowRight")
+    page.page.wait_for_selector("#tab-ranks[aria-selected=true]:focus")
+    canvas = page.page.locator("canvas[data-view=ranks]")
+    page.page.wait_for_selector("canvas[data-drawn]")
+    canvas.press("+")
+    page.page.wait_for_selector("canvas[data-drawn='75-225']")
+    canvas.press("+")
+    page.page.wait_for_selector("canvas[data-drawn='113-188']")
+    canvas.press("ArrowLeft")
+    page.page.wait_for_selector("canvas[data-drawn='98-173']")
+    canvas.press("0")
+    page.page.wait_for_selector("canvas[data-drawn='0-300']")
+    page.page.click("text=한국어")
+    page.page.wait_for_selector("text=누가 누구를 기다리나")
+    page.page.reload()
+    page.page.wait_for_selector("text=누가 누구를 기다리나")
+
+
+def test_a_report_is_one_file_with_the_same_views(finished, watched, opened, tmp_path):
+    out = tmp_path / "report.html"
+    command = [sys.executable, "-m", "dure", "report", str(watched.run), "-o", str(out), "--pdf", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.returncode == 0, ran.stderr
+    made = json.loads(ran.stdout)
+    assert out.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert made[str(out)] == out.stat().st_size
+    address = out.as_uri()
+    for lang in ("en", "ko"):
+        page = opened(address, locale="ko-KR" if lang == "ko" else "en-GB", offline=True)
+        page.show("now")
+        if page.page.get_attribute("html", "lang") != lang:
+            page.page.click("[data-switch=lang]")
+        for view in VIEWS:
+            assert WORDS[lang][view] in page.show(view), view
+            assert page.findings() == [], view
+    assert finished["weights_sha256"] in page.show("proof")
+    # Without --lang, a report is in the language of whoever made it.
+    assert page.page.get_attribute("html", "lang") == "ko"
+    page.show("ranks")
+    page.page.locator("canvas").press("+")
+    page.page.wait_for_selector("canvas[data-drawn='75-225']")
+
+
+def test_a_run_that_is_deleted_while_it_is_watched_is_said_to_be_gone(finished, watched, opened, tmp_path):
+    import shutil
+
+    from page.conftest import serving
+
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(watched.run, copy)
+    with serving(copy) as told:
+        page = opened(told["url"], locale="en-GB")
+        page.show("now")
+        shutil.rmtree(copy)
+        page.page.wait_for_selector("text=deleted while it was watched", timeout=30_000)
+        assert "the same bits" in page.page.inner_text("main")
+
+
+def test_axe_finds_what_is_wrong(opened, tmp_path):
+    """The check above would fail: an image without words, and text that cannot be read."""
+    bad = Path(tmp_path / "bad.html")
+    bad.write_text(
+        "<html><body><img src='data:,'><p style='color:#ddd;background:#fff'>faint</p></body></html>"
+    )
+    page = opened(bad.as_uri())
+    page.page.goto(bad.as_uri())
+    assert {found[0] for found in page.findings()} >= {"image-alt", "color-contrast"}
