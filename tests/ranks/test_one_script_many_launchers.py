@@ -42,8 +42,10 @@ def run(command, **env):
 
 
 def test_under_dure_run(script, script_alone, tmp_path):
-    ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", "--epochs", 1)
+    own = ["--epochs", 1, "--save", tmp_path / "saved"]
+    ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", *own)
     assert ended.code == 0, ended.err
+    assert list((tmp_path / "saved").glob("step-000000010-*"))
     assert fingerprints(ended.out, 4) == {script_alone}
     assert "rank 3 of 4" in (tmp_path / "run" / "logs" / "rank-3.log").read_text()
 

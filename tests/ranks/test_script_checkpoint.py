@@ -32,7 +32,7 @@ def test_2_then_3_then_1_ranks_come_to_the_same_bits(undisturbed, tmp_path):
             said.count(f"stopped after step 7, resumable: the same command with --run-dir {run.folder.path}")
             == 1
         )
-        run.start(3, "--nap", "0.1")
+        run.start(3, "--nap", "0.3")
         run.wait_for_step(3, 9)
         run.process.send_signal(signal.SIGINT)  # to the launcher, as Ctrl-C does
         code, said, found = run.end()
