@@ -54,6 +54,7 @@ bench: setup  ## print the figures: starting ranks, one all-reduce, step time, t
 	$(BIN)/dure bench load
 	$(BIN)/dure bench checkpoint
 	$(BIN)/dure bench recover
+	$(BIN)/dure bench page
 
 clean:  ## remove what the commands above made
 	rm -rf .venv runs shared build dist site

@@ -78,7 +78,7 @@ class Watched:
 def watched(tmp_path_factory):
     run = Watched(tmp_path_factory.mktemp("watched"))
     try:
-        wait_until(lambda: run.steps() > 8 or run.process.poll() is not None, "some steps")
+        wait_until(lambda: run.steps() > 4 or run.process.poll() is not None, "some steps", 250)
         assert run.process.poll() is None, run.process.stderr.read().decode()
         yield run
     finally:

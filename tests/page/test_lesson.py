@@ -145,7 +145,8 @@ def ask(url, body, **headers):
         with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,8 @@ def test_strangers_and_nonsense_start_nothing(live, body, headers, status):
 def test_paths_lead_nowhere_else(live, path):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{live}{path}", timeout=60)
-    assert refused.value.code in (400, 404)
+    with refused.value:
+        assert refused.value.code in (400, 404)
 
 
 def test_a_lesson_that_ends_leaves_neither_ranks_nor_files(tmp_path, monkeypatch):

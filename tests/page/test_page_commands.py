@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 from support.commands import dure
 from support.leftovers import all_gone, wait_until
+from support.straggling import JOB
 
 from dure.tools.bench.page import synthetic_run
 
@@ -43,11 +45,17 @@ def test_a_report_of_many_steps_holds_bins_and_stays_small(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 10_000_000
 
 
-def test_the_page_of_a_run_ends_with_it_and_can_die_before(tmp_path, storage):
-    """`dure demo --page`: the run is the same with and without the page, and leaves no process."""
-    command = [sys.executable, "-m", "dure", "demo", "--page", "--ranks=2", f"--storage={storage}", "--json"]
+def test_the_page_of_a_run_ends_with_it_and_can_die_before(tmp_path):
+    """`dure train --page`: the run ends as ever, and leaves no process."""
+    (tmp_path / "pace").write_text("0")
+    (tmp_path / "late.toml").write_text(JOB.format(pace=tmp_path / "pace"))
+    command = [sys.executable, "-m", "dure", "train", tmp_path / "late.toml", "--page", "--ranks=1", "--json"]
     with subprocess.Popen(
-        [*command, f"--run-dir={tmp_path / 'run'}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*map(str, command), f"--run-dir={tmp_path / 'run'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     ) as run:
 
         def page():
@@ -56,10 +64,25 @@ def test_the_page_of_a_run_ends_with_it_and_can_die_before(tmp_path, storage):
                     return child
             return None
 
-        found = wait_until(page, "the page's process")
-        assert found.nice() >= 0
+        found = wait_until(page, "the page's process", 200)
         os.kill(found.pid, signal.SIGKILL)  # nobody waits for it, and nobody misses it
         out, err = run.communicate(timeout=300)
         assert run.returncode == 0, err
         assert '"weights_sha256"' in out
     all_gone([found])
+
+
+def test_a_page_that_is_left_alone_ends_with_whoever_started_it(tmp_path):
+    synthetic_run(tmp_path / "run", 5, 1)
+    code = (
+        "import time\nfrom pathlib import Path\nfrom dure.page.child import PageProcess\n"
+        f"page = PageProcess(Path({str(tmp_path / 'run')!r}))\nprint(page._process.pid, flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        page = psutil.Process(int(parent.stdout.readline()))
+        told = parent.stderr.readline()
+        assert told.startswith("dure: the page: http://127.0.0.1:"), told
+        parent.kill()
+    all_gone([page])

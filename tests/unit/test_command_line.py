@@ -26,7 +26,7 @@ def test_light_rooms_start_without_torch():
         "base.say", "checkpoint.places", "cli", "config", "doctor.inside",
         "engine.node_start", "engine.run_job", "engine.slurm.cancel", "engine.slurm.prepare",
         "engine.slurm.submit", "image.build", "image.enter", "image.inside", "launch", "observe.display",
-        "observe.events", "observe.summary", "tools.demo",
+        "observe.events", "observe.summary", "page.child", "page.serve", "tools.demo",
     )  # fmt: skip
     for module in ("dure", *(f"dure.{room}" for room in rooms)):
         assert imports(f"import {module}") == [], module
@@ -66,3 +66,15 @@ def test_the_public_names_are_pinned():
     ]  # fmt: skip
     for name in package.__all__:
         assert getattr(package, name) is not None
+
+
+def test_the_public_names_of_a_team_are_pinned():
+    from dure.team.team import PUBLIC, Team
+
+    assert sorted(PUBLIC) == [
+        "barrier", "batches", "checkpoint", "device", "discard", "done", "evaluate", "forward_backward", "gather",
+        "how_far_apart", "is_leader", "load", "log", "log_to", "on_leader", "print", "prove", "rank", "replicate",
+        "shard_optimizer", "step", "threads", "topology", "update",
+    ]  # fmt: skip
+    for name in set(PUBLIC) - {"topology", "threads"}:
+        assert getattr(Team, name).__doc__, name

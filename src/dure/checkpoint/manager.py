@@ -201,8 +201,9 @@ class CheckpointManager:
                 "--fresh or in another folder (nothing is deleted)"
             ) from error
 
-    def save_if_due(self, flags: int) -> None:
-        """After a step with these OR-ed flags: keep the state in memory and save it, each when due.
+    def save_if_due(self, flags: int) -> bool:
+        """After a step with these OR-ed flags: keep the state in memory and save it, each when due. Returns whether a
+        checkpoint was begun.
 
         Raises Resumable, with the state saved, when any rank was asked to stop, and what is wrong with a state that
         differs between ranks or is not finite.
@@ -215,11 +216,13 @@ class CheckpointManager:
         self._keep_if_due()
         storage = self._storage
         if storage is None:
-            return
-        if storage.due(flags, self._progress.steps_done, evaluated=self._progress.evaluated):
+            return False
+        due = storage.due(flags, self._progress.steps_done, evaluated=self._progress.evaluated)
+        if due:
             storage.save(self._state(), self._beat)
         if flags & STOP and (self._run.steps is None or self._progress.steps_done < self._run.steps):
             self._stop(storage)
+        return due
 
     def begin_last(self) -> None:
         """Begin to save the end of the run, before it is evaluated."""

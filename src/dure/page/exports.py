@@ -39,7 +39,7 @@ def as_trace(view: RunView, first: int, end: int) -> dict[str, Any]:
     exchange ends, which is the same moment for all; clocks of ranks are not compared."""
     events: list[dict[str, Any]] = []
     nodes = {one["rank"]: node for node in view.state()["nodes"] for one in node["ranks"]}
-    meetings: dict[int, float] = {}
+    exchange_ends: dict[int, float] = {}
     for rank, feed in view.feeds().items():
         node = nodes.get(rank, {"node": 0, "host": "?"})
         events += [
@@ -52,7 +52,7 @@ def as_trace(view: RunView, first: int, end: int) -> dict[str, Any]:
             for at in range(table.shape[1]):
                 step, row = begin + at, known[:, at]
                 clock += row[AT["span"]] or sum(row[AT[name]] for name in PHASES)
-                met = meetings.setdefault(step, clock - row[AT["update"]])
+                met = exchange_ends.setdefault(step, clock - row[AT["update"]])
                 start = met - sum(row[AT[name]] for name in PHASES[:-1])
                 for name in PHASES:
                     if row[AT[name]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dure.page.catalog import Catalog
 
 PORT = 8642
-LOOPBACK = "127.0.0.1"
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def is_loopback(host: str) -> bool:
 def bind(host: str, port: int | None) -> tuple[socket.socket, Address]:
     """Listen; on `port`, or else on the usual one, or a free one when that is taken. UsageError when it cannot be."""
     wanted = [PORT, 0] if port is None else [port]
+    if not 0 <= wanted[0] <= _LAST_PORT:  # the resolver would take it for another one
+        raise UsageError(f"--port {port}: ports are 0 to {_LAST_PORT}; choose another --host or --port")
     for number in wanted:
         try:
             kind, _, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]

@@ -23,7 +23,7 @@ from dure.comm.topology import Topology, read_run_folder, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.data.seeds import seed_all
 from dure.observe.heartbeat import Heartbeat
-from dure.step.lockstep import Setting
+from dure.step.forward import Setting
 from dure.step.replica import compile_by_shape_alone
 from dure.team.team import Team
 

@@ -67,18 +67,20 @@ class Running:
 
     def _command(self, command: Command) -> bool:
         """Run one command to its end; False if it failed."""
-        process = subprocess.Popen(
-            command.argv,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"},
-            start_new_session=True,  # ended as a whole, and not by the terminal's Ctrl-C
-        )
         with self._lock:
+            if self._stopping and not command.always:
+                return False
+            process = subprocess.Popen(
+                command.argv,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"},
+                start_new_session=True,  # ended as a whole, and not by the terminal's Ctrl-C
+            )
             self._process, self._current = process, command
         watchdog = threading.Timer(LONGEST_SECONDS, self.stop)
         watchdog.daemon = True
@@ -163,9 +165,8 @@ class Running:
 
     def stop(self) -> None:
         """End the experiment: the command's ranks too, as Ctrl-C would."""
-        self._stopping = True
         with self._lock:
-            process = self._process
+            self._stopping, process = True, self._process
         if process is None:
             return
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
