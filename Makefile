@@ -38,7 +38,7 @@ check: setup  ## format, lint, types, import layers, dead code, spelling, the do
 docs: setup  ## the documentation as a site, in site/: open site/index.html; needs no network
 	$(MKDOCS)
 
-test: setup  ## all tests but the long ones, in streams side by side; then their slowest, and one line of counts
+test: setup  ## all tests but the long ones, on several workers; then their slowest, and one line of counts
 	tools/system-packages
 	$(BIN)/python tools/run-tests
 

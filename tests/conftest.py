@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.test_groups import group_of, rank_of_group
 
 # The same examples every time, and no limit to how long one takes: whether a change lands must not depend on dice or on
 # how busy a machine is. `pytest --hypothesis-profile=default` goes and looks for new ones.
@@ -21,6 +22,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What takes longest first, and what is short last: workers that take groups from one list end together."""
+    items.sort(key=lambda item: rank_of_group(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Workers take groups: a file, or several files that share what is made once for all of them."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -97,11 +97,13 @@ def _escaped(words: str) -> str:
 def api() -> str:
     """The public names of the library; mkdocstrings writes their signatures and docstrings."""
     import dure
+    from dure.team.team import PUBLIC
 
     homes = dure._HOMES
     first = ["start", "Team"]
     names = [*first, *sorted(set(homes) - set(first))]
-    return "\n".join(f"::: {homes[name]}.{name}\n" for name in names)
+    members = f"    options:\n      members: [{', '.join(PUBLIC)}]\n      inherited_members: true\n"
+    return "\n".join(f"::: {homes[name]}.{name}\n{members if name == 'Team' else ''}" for name in names)
 
 
 _GENERATED = {"command line": command_line, "api": api}

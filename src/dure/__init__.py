@@ -12,29 +12,34 @@ if TYPE_CHECKING:
     from dure.comm.topology import Topology, arguments
     from dure.data.batches import Batch, Batches
     from dure.step.evaluation import EvalResult
-    from dure.team import Team, attach, start
+    from dure.team import Checkpoint, Team, attach, start
+    from dure.team.heartbeat import heartbeat
 
 __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Batches",
+    "Checkpoint",
     "EvalResult",
     "Team",
     "Topology",
     "__version__",
     "arguments",
     "attach",
+    "heartbeat",
     "start",
 ]
 
 _HOMES = {
     "Batch": "dure.data.batches",
     "Batches": "dure.data.batches",
+    "Checkpoint": "dure.team.checkpoint",
     "EvalResult": "dure.step.evaluation",
     "Team": "dure.team",
     "Topology": "dure.comm.topology",
     "arguments": "dure.comm.topology",
     "attach": "dure.team",
+    "heartbeat": "dure.team.heartbeat",
     "start": "dure.team",
 }
 

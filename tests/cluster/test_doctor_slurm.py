@@ -90,7 +90,18 @@ def test_nodes_that_slurm_gives_pass_and_are_given_back(here, shared):
 def test_what_is_wrong_on_one_node_is_named_with_it_also_inside_an_allocation(here, shared):
     remount = f"mount -o remount,bind,%s '{shared}/checkpoints'"
     with mounted(here, "node1", remount % "ro", remount % "rw"):
-        words = [sys.executable, "-m", "dure", "doctor", str(shared / "job.toml"), "--lang", "ko"]
+        # Wide: no sentence is broken where the path before it is long.
+        words = [
+            "env",
+            "COLUMNS=400",
+            sys.executable,
+            "-m",
+            "dure",
+            "doctor",
+            str(shared / "job.toml"),
+            "--lang",
+            "ko",
+        ]
         ended = here.command("salloc", "--quiet", "--nodes=2", "--cpus-per-task=2", "--no-bell", *words)
     assert ended.returncode == 4, ended.stdout
     assert "✗ node1" in ended.stdout

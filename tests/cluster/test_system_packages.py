@@ -12,7 +12,7 @@ from dure.tools.bench import openmpi
 SCRIPT = Path(__file__).parents[2] / "tools" / "system-packages"
 COMMANDS = (
     *("dpkg-query", "shellcheck", "srun", "munged", "ip", "mpirun", "ps", "nft", "ssh", "sshd"),
-    *("bwrap", "mksquashfs", "squashfuse"),
+    *("bwrap", "mksquashfs", "squashfuse", "aarch64-linux-gnu-gcc", "qemu-aarch64"),
 )
 ALL_INSTALLED = all(shutil.which(name) for name in COMMANDS) and openmpi.is_installed()
 
@@ -44,7 +44,6 @@ def test_a_plain_user_is_told_what_is_missing_and_the_tests_go_on():
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    assert (
-        "missing: bubblewrap iproute2 munge nftables openmpi-bin openssh-client openssh-server procps" in line
-    )
+    for package in ("bubblewrap", "iproute2", "munge", "openssh-server", "qemu-user", "slurm-wlm"):
+        assert f" {package} " in line.partition("missing:")[2]
     assert "skipped by name" in line

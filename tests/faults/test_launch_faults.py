@@ -74,6 +74,17 @@ def end_of(launcher):
     return launcher.communicate(timeout=40)[0]
 
 
+def test_a_killed_store_is_the_cause_and_the_ranks_end(team):
+    launcher, _, descendants = team(ranks=2)
+    [store] = [pid for pid in descendants if psutil.Process(pid).name() == "dure store"]
+    os.kill(store, signal.SIGKILL)
+    output = end_of(launcher)
+    assert launcher.returncode == 1
+    assert "RankFailed: the process in which ranks find each other (dure store)" in output
+    assert "was killed by SIGKILL" in output
+    all_gone(descendants)
+
+
 def test_a_killed_rank_is_the_cause_and_the_others_end(team):
     launcher, pids, descendants = team(ranks=3, child=True)
     os.kill(pids[1], signal.SIGKILL)
@@ -137,15 +148,16 @@ def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path):
         "from pathlib import Path; from dure.launch import run_team; from dure.base.run_folder import RunFolder\n"
         "from dure.base.errors import StoppedAtOnce\n"
         "folder = RunFolder(Path('run'))\n"
-        "try: run_team('os:getpid', (), ranks=2, folder=folder, hang_seconds=300, preload=())\n"
+        "try: run_team('os:getpid', (), ranks=2, folder=folder, hang_seconds=300, preload=('torch',))\n"
         "except StoppedAtOnce as stopped: raise SystemExit(stopped.exit_code)"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     launcher = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path
     )
-    assert appear(tmp_path / "importing") == launcher.pid
+    importing = appear(tmp_path / "importing")
     server = [child.pid for child in psutil.Process(launcher.pid).children()]
+    assert server == [importing]
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(40) == 130
     all_gone(server)

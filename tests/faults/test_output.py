@@ -115,7 +115,7 @@ def test_logs_and_events_on_a_disk_that_fills_up(job, undisturbed, tmp_path):
 @needs_root
 def test_a_disk_that_is_full_from_the_start_on(job, undisturbed, tmp_path):
     """No heartbeat, no events: nobody takes ranks for hung that only take their time."""
-    settings = [f"checkpoint.folder={tmp_path / 'saved'}", "data.args.seconds=3", "team.hang_seconds=1"]
+    settings = [f"checkpoint.folder={tmp_path / 'saved'}", "data.args.seconds=1.6", "team.hang_seconds=1"]
     arguments = [word for setting in settings for word in ("--set", setting)]
     with small_disk(tmp_path / "run", "128k") as run:
         folder = RunFolder(run)

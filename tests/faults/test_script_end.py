@@ -174,7 +174,7 @@ def test_a_signal_for_somebody_else_ends_neither_the_launcher_nor_the_prefork_se
     time.sleep(0.5)
     assert process.poll() is None
     assert server.is_running()
-    assert len(server.children()) == 2
+    assert len(server.children()) == 3  # the store, and two ranks
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
     assert process.returncode == 143

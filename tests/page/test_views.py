@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -16,65 +15,6 @@ WORDS = {
     "ko": {"now": "있었던 일", "ranks": "누가 누구를 기다리나", "samples": "에포크 안의 자리와 랭크",
            "proof": "체크포인트", "compare": "레시피에서 다른 점"},
 }  # fmt: skip
-SERIOUS = ("serious", "critical")
-
-
-class Opened:
-    """A page that notes what a page must not do: errors, and requests to anywhere else."""
-
-    def __init__(self, browser, address, **options):
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
-        self.page = self.context.new_page()
-        self.errors, self.elsewhere = [], []
-        self.address = address
-        self.page.on("console", lambda told: self.errors.append(told.text) if told.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("request", self._note)
-
-    def _note(self, request):
-        if not request.url.startswith((self.address.split("#")[0], "data:", "about:", "blob:")):
-            self.elsewhere.append(request.url)
-
-    def show(self, view, address=None):
-        self.page.goto("about:blank")
-        self.page.goto(f"{address or self.address}#{view}")
-        self.page.wait_for_selector("main[data-drawn-ms] .card")
-        return self.page.inner_text("main")
-
-    def has_overflow(self):
-        return self.page.evaluate(
-            "document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"
-        )
-
-    def findings(self):
-        """What axe-core finds that keeps people out."""
-        script = files("axe_playwright_python") / "axe.min.js"
-        # Through the debugger: the page's own policy lets in no script from outside.
-        self.page.evaluate(script.read_text())
-        found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-        return [
-            (one["id"], one["help"], [node["html"][:200] for node in one["nodes"][:3]])
-            for one in found["violations"]
-            if one["impact"] in SERIOUS
-        ]
-
-    def close(self):
-        self.context.close()
-
-
-@pytest.fixture
-def opened(browser):
-    pages = []
-
-    def open_page(address, **options):
-        pages.append(Opened(browser, address, **options))
-        return pages[-1]
-
-    yield open_page
-    for one in pages:
-        assert one.errors == []
-        assert one.elsewhere == []
-        one.close()
 
 
 def test_a_rank_that_is_slow_in_backward_is_named_while_it_trains(watched, address, opened):

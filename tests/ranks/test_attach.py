@@ -52,7 +52,7 @@ def test_what_cannot_be_attached_is_refused_by_name(found):
         assert "inside DDP's join()" in refused["join"]
 
 
-@pytest.mark.parametrize("end", ["destroy", "leave", "raise"])
+@pytest.mark.parametrize("end", [pytest.param("destroy", marks=pytest.mark.soak), "leave", "raise"])
 def test_a_script_that_attached_ends_as_it_would_have(end, tmp_path):
     before = shared_memory()
     command = [

@@ -18,13 +18,13 @@ def on_ranks(entry, args, ranks, tmp_path):
     return run_team(entry, args, ranks=ranks, folder=folder, hang_seconds=300, grace_seconds=0.5)
 
 
-def script(*command, ranks=3, code=0):
+def script(*command, ranks=3, code=0, timeout=300):
     ran = subprocess.run(
         [sys.executable, "-m", "dure", "run", f"--ranks={ranks}", *command],
         cwd=FOLDER.parent,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=timeout,
         check=False,
     )
     assert ran.returncode == code, ran.stderr
@@ -95,7 +95,7 @@ def test_a_killed_rank_is_named_at_once(tmp_path):
     assert "rank 1" in ran.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("how", ["destroy", "leave", "alone"])
+@pytest.mark.parametrize("how", [pytest.param("destroy", marks=pytest.mark.soak), "leave", "alone"])
 def test_a_script_ends_however_it_leaves_its_group(how, tmp_path):
     before = shared_memory()
     ran = script(f"--run-dir={tmp_path / 'run'}", "-m", "support.backend_ranks", how)
@@ -137,7 +137,14 @@ def test_other_peoples_loops_have_the_losses_that_they_have_on_gloo(library, tmp
     assert found["dure"] == found["gloo"]  # of two numbers there is but one sum
 
 
-@pytest.mark.parametrize("asked", [["gloo"], [], ["gloo", "--cold"]], ids=["gloo", "nothing", "cold"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(["gloo"], id="gloo"),
+        pytest.param([], id="nothing", marks=pytest.mark.soak),
+        pytest.param(["gloo", "--cold"], id="cold", marks=pytest.mark.soak),
+    ],
+)
 def test_a_script_that_says_gloo_or_nothing_gets_dure_and_the_run_says_so(asked, tmp_path):
     words = [word for word in asked if word != "--cold"]
     options = ["--backend=dure", f"--run-dir={tmp_path / 'run'}", *(["--cold"] if "--cold" in asked else [])]
@@ -153,3 +160,23 @@ def test_without_the_option_a_script_keeps_gloo_and_another_backend_is_refused(t
     assert ran.stdout.count("ProcessGroup is called gloo") == 2
     refused = script("--backend=nccl", str(FOLDER / "stock_gloo.py"), code=2)
     assert "--backend is 'nccl'; use dure" in refused.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_torchs_own_tests_of_a_backend_pass_where_they_pass_on_gloo(tmp_path, monkeypatch):
+    """torch.testing's distributed_test, as far as it runs without GPUs and in one launch."""
+    pytest.importorskip("expecttest")
+    found = {}
+    for kind, options in {"ProcessGroup": [], "ProcessGroupDure": ["--backend=dure"]}.items():
+        monkeypatch.setenv("EXPECTED_GROUP", kind)
+        monkeypatch.setenv("TEMP_DIR", str(tmp_path / kind))
+        ran = script(
+            f"--run-dir={tmp_path / f'{kind}-run'}", *options, str(FOLDER / "torch_tests.py"), timeout=1200
+        )
+        found[kind] = json.loads(
+            next(line for line in ran.stdout.splitlines() if line.startswith('{"passed"'))
+        )
+    lost = set(found["ProcessGroup"]["passed"]) - set(found["ProcessGroupDure"]["passed"])
+    assert {name: found["ProcessGroupDure"]["failed"].get(name, "skipped") for name in lost} == {}
+    assert len(found["ProcessGroupDure"]["passed"]) > 60

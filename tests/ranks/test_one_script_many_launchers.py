@@ -42,21 +42,32 @@ def run(command, **env):
 
 
 def test_under_dure_run(script, script_alone, tmp_path):
-    ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", "--epochs", 1)
+    own = ["--epochs", 1, "--save", tmp_path / "saved"]
+    ended = dure("run", script, "--ranks", 4, "--run-dir", tmp_path / "run", "--", *own)
     assert ended.code == 0, ended.err
+    assert list((tmp_path / "saved").glob("step-000000010-*"))
     assert fingerprints(ended.out, 4) == {script_alone}
     assert "rank 3 of 4" in (tmp_path / "run" / "logs" / "rank-3.log").read_text()
 
 
-def test_under_torchrun(script, script_alone):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    assert fingerprints(run([*torchrun, script], OMP_NUM_THREADS="1"), 2) == {script_alone}
+def torchrun(logs):
+    own = [
+        "--standalone",
+        "--nproc_per_node=2",
+        "--log-dir",
+        logs,
+    ]  # it would leave a folder in /tmp otherwise
+    return [sys.executable, "-m", "torch.distributed.run", *own]
 
 
-def test_a_team_whose_model_outlives_it_ends_under_torchrun():
+def test_under_torchrun(script, script_alone, tmp_path):
+    said = run([*torchrun(tmp_path / "logs"), script], OMP_NUM_THREADS="1")
+    assert fingerprints(said, 2) == {script_alone}
+
+
+def test_a_team_whose_model_outlives_it_ends_under_torchrun(tmp_path):
     """Neither process ended: the model destroyed the group with the GIL held, for which Gloo's thread waited."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    said = run([*torchrun, FOLDER / "leaving.py"], OMP_NUM_THREADS="1")
+    said = run([*torchrun(tmp_path / "logs"), FOLDER / "leaving.py"], OMP_NUM_THREADS="1")
     assert sorted(re.findall(r"rank \d is done", said)) == ["rank 0 is done", "rank 1 is done"]
 
 

@@ -242,6 +242,7 @@ def test_ps_shows_the_script_and_the_rank(tmp_path):
     assert process.returncode == 0
     assert shown == {
         "dure prefork": f"dure: prefork server of {process.pid}",
+        "dure store": f"dure: store of {process.pid}",
         "rank0 script.py": f"rank 0 of 2: {script} {tmp_path} --lr 1",
         "rank1 script.py": f"rank 1 of 2: {script} {tmp_path} --lr 1",
     }

@@ -42,8 +42,9 @@ def test_under_dure_run(alone, tmp_path):
 
 
 @pytest.mark.soak
-def test_under_torchrun(alone):
-    assert fingerprints(run([*TORCHRUN, SCRIPT], OMP_NUM_THREADS="1"), 2) == alone
+def test_under_torchrun(alone, tmp_path):
+    command = [*TORCHRUN, "--log-dir", tmp_path / "logs", SCRIPT]
+    assert fingerprints(run(command, OMP_NUM_THREADS="1"), 2) == alone
 
 
 @pytest.mark.soak

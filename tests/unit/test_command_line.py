@@ -61,7 +61,20 @@ def test_the_public_names_are_pinned():
     import dure as package
 
     assert sorted(package.__all__) == [
-        "Batch", "Batches", "EvalResult", "Team", "Topology", "__version__", "arguments", "attach", "start",
+        "Batch", "Batches", "Checkpoint", "EvalResult", "Team", "Topology", "__version__", "arguments", "attach",
+        "heartbeat", "start",
     ]  # fmt: skip
     for name in package.__all__:
         assert getattr(package, name) is not None
+
+
+def test_the_public_names_of_a_team_are_pinned():
+    from dure.team.team import PUBLIC, Team
+
+    assert sorted(PUBLIC) == [
+        "barrier", "batches", "checkpoint", "device", "discard", "done", "evaluate", "forward_backward", "gather",
+        "how_far_apart", "is_leader", "load", "log", "log_to", "on_leader", "print", "prove", "rank", "replicate",
+        "shard_optimizer", "step", "threads", "topology", "update",
+    ]  # fmt: skip
+    for name in set(PUBLIC) - {"topology", "threads"}:
+        assert getattr(Team, name).__doc__, name

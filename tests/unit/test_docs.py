@@ -1,5 +1,6 @@
 """The documentation says what the code says, and both languages say the same."""
 
+import difflib
 import importlib.util
 import re
 from pathlib import Path
@@ -200,3 +201,19 @@ def test_relative_links_lead_somewhere(page):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize(
+    ("page", "before", "after"),
+    [
+        ("from-torchrun", "with_torchrun", "from_torchrun"),
+        ("from-accelerate", "with_accelerate", "from_accelerate"),
+        ("from-lightning", "with_fabric", "from_fabric"),
+    ],
+)
+def test_a_page_about_moving_a_script_shows_the_difference_of_its_two_files(page, before, after):
+    folder = ROOT / "examples" / "migrate"
+    lines = [(folder / f"{name}.py").read_text(encoding="utf-8").splitlines() for name in (before, after)]
+    shown = "\n".join(difflib.unified_diff(*lines, f"{before}.py", f"{after}.py", lineterm="", n=1))
+    for name in (f"{page}.md", f"{page}.ko.md"):
+        assert f"```diff\n{shown}\n```" in (ROOT / "docs" / name).read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from dure.launch.nodes.messages import (
     Welcome,
     encode,
 )
+from dure.launch.restart_policy import UnsavedScript
 
 FACTS = {"torch": "2.13.0", "job (sha256)": "abc"}
 
@@ -27,9 +28,15 @@ FACTS = {"torch": "2.13.0", "job (sha256)": "abc"}
 class Run:
     """A membership, and everything that it has said."""
 
-    def __init__(self, nodes=2, fewest=None, max_restarts=3):
+    def __init__(self, nodes=2, fewest=None, max_restarts=3, **terms):
         terms = Terms(
-            nodes, fewest or nodes, FACTS, "/mnt/shared/run", join_seconds=300, max_restarts=max_restarts
+            nodes,
+            fewest or nodes,
+            FACTS,
+            "/mnt/shared/run",
+            join_seconds=300,
+            max_restarts=max_restarts,
+            **terms,
         )
         self.said, self.restarts = [], []
         self.stopping = False
@@ -250,6 +257,20 @@ def test_what_the_job_did_wrong_ends_the_run_at_once_with_its_exit_code():
     run.form(0, 1)
     outgoing = run.fault(1, "the loss is NaN", now=1.0, may_pass=False, exit_code=3)
     assert [(node, end.failure.exit_code) for node, end in outgoing] == [(0, 3), (1, 3)]
+
+
+def test_a_script_on_several_nodes_is_started_again_once_it_saves_and_is_resumable_then():
+    saving = []
+    run = Run(resumable=False, script=UnsavedScript(lambda: bool(saving), 0))
+    run.form(0, 1)
+    saving.append(True)
+    assert kinds(run.fault(1, "rank 5 was killed", now=1.0)) == [(0, "Again"), (1, "Again")]
+    (end,) = [message for _, message in run.membership.lost(1, "cut off", 2.0)]
+    assert end.failure.exit_code == 75
+    assert "the same commands go on" in end.failure.message
+    stock = Run(resumable=False, script=UnsavedScript(lambda: False, 0))
+    stock.form(0, 1)
+    assert kinds(stock.fault(1, "rank 5 was killed", now=1.0)) == [(0, "End"), (1, "End")]
 
 
 def test_the_run_is_over_when_all_nodes_are_done_and_values_are_in_rank_order():

@@ -3,8 +3,11 @@
 import ast
 import atexit
 import importlib
+import multiprocessing.process
+import multiprocessing.util
 import re
 import runpy
+import sys
 import warnings
 from pathlib import Path
 
@@ -182,6 +185,16 @@ def _hf_initialized(tmp_path):
     return bool((weight == 3.0).all())
 
 
+def _socket_folder(tmp_path):
+    config = multiprocessing.process.current_process()._config
+    before = config.get("tempdir")
+    config["tempdir"] = str(tmp_path)
+    try:
+        return multiprocessing.util.get_temp_dir() == str(tmp_path)
+    finally:
+        config["tempdir"] = before
+
+
 def _sympy(module, owner, name):
     found = importlib.import_module(module)
     return hasattr(getattr(getattr(found, owner) if owner else found, name), "seed")
@@ -212,6 +225,9 @@ CANARIES = {
     "torch.utils._python_dispatch.TorchDispatchMode": lambda tmp_path: _dispatch_mode(),
     "torch._dynamo.config": lambda tmp_path: _dynamo_config(),
     "torch._dynamo": lambda tmp_path: importlib.import_module("torch._dynamo") is not None,
+    "torch._dynamo.eval_frame": lambda tmp_path: (
+        _compiled_wrapper() and "torch._dynamo.eval_frame" in sys.modules
+    ),
     "._version": lambda tmp_path: _version(),
     "._share_fd_cpu_": lambda tmp_path: _share_fd(),
     "._pg_map": lambda tmp_path: type(dist.distributed_c10d._pg_map).__mro__[-2] is dict,
@@ -233,6 +249,7 @@ CANARIES = {
     ),
     "._get_dtype_plan": lambda tmp_path: _pretrained("_get_dtype_plan"),
     "._is_hf_initialized": _hf_initialized,
+    "._config": _socket_folder,
     "runpy._run_module_as_main": lambda tmp_path: callable(runpy._run_module_as_main),
     "atexit._run_exitfuncs": lambda tmp_path: callable(atexit._run_exitfuncs),
     "._assumptions_rng": lambda tmp_path: _sympy("sympy.core.random", "", "_assumptions_rng"),

@@ -7,7 +7,7 @@ from torch import nn
 from dure.base.errors import ModelRefused
 from dure.comm.topology import read_topology
 from dure.device.fingerprint import weights_sha256
-from dure.step.lockstep import Setting, forward
+from dure.step.forward import Setting, forward
 from dure.step.replica import Buffers, compile_by_shape_alone, probe, refuse_what_cannot_be_exact
 
 POINTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))

@@ -4,7 +4,7 @@ import pytest
 
 from dure.base.errors import Failure, JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
 from dure.launch.failure import may_pass
-from dure.launch.restart_policy import RestartPolicy
+from dure.launch.restart_policy import RestartPolicy, UnsavedScript
 
 
 def failure(words, may_pass=True):
@@ -59,6 +59,27 @@ def test_progress_of_a_smaller_team_renews_its_patience_and_it_stays_as_small():
     assert [restart_policy.after(failure("there"), 8).ranks for _ in range(3)] == [3, 2, 1]
     with pytest.raises(RankFailed, match=r"^there"):
         restart_policy.after(failure("again"), 8)
+
+
+def test_a_script_is_started_again_after_anything_until_it_saves_and_then_like_a_job():
+    saving = []
+    restart_policy = RestartPolicy(3, ranks=2, script=UnsavedScript(lambda: bool(saving), 1))
+    mistake = failure("a bug.", may_pass=False)
+    restart = restart_policy.after(mistake, -1)
+    assert (restart.without_progress, restart.max_restarts) == (1, 1)
+    with pytest.raises(RankFailed, match=r"^a bug\. The team was started again once and failed again\.$"):
+        restart_policy.after(failure("killed."), -1)
+    saving.append(True)
+    restart = restart_policy.after(failure("killed."), 4)
+    assert (restart.number, restart.without_progress, restart.max_restarts) == (2, 1, 3)
+    with pytest.raises(RankFailed, match=r"^a bug\.$"):
+        restart_policy.after(mistake, 4)
+
+
+def test_a_script_that_nobody_asked_to_start_again_is_not():
+    restart_policy = RestartPolicy(3, ranks=2, script=UnsavedScript(lambda: False, 0))
+    with pytest.raises(RankFailed, match=r"^killed\.$"):
+        restart_policy.after(failure("killed."), -1)
 
 
 class OutOfMemoryError(RuntimeError):

@@ -56,8 +56,15 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch",
         "torch._dynamo",
-        "imported by the prefork server before it forks, so that ranks need not",
-        "only the start is slower: a preload that cannot be imported is left out",
+        "imported by the prefork server for scripts; in ranks of `dure train` only when something is compiled, until "
+        "when four of its names are answered for it (base/dynamo_on_demand.py)",
+        "only the start is slower: a preload that cannot be imported is left out, an unknown name imports the package",
+    ),
+    PrivateName(
+        "torch",
+        "torch._dynamo.eval_frame",
+        "whether the compiler is there: only then there is compiled code for the probe to look at as eager code",
+        "set_stance would not be called: compiled code that the probe has met would stay eager; its canary says so",
     ),
     PrivateName(
         "torch",
@@ -148,6 +155,12 @@ PRIVATE_NAMES = (
         "runpy._run_module_as_main",
         "runs a script's module in the real `__main__`, as `python -m` does",
         "AttributeError when ranks start with -m",
+    ),
+    PrivateName(
+        "python",
+        "._config",
+        "where multiprocessing keeps its sockets: in one folder, which is removed though ranks were killed",
+        "AttributeError when the first ranks are started",
     ),
     PrivateName(
         "python",

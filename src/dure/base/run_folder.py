@@ -23,6 +23,11 @@ class RunFolder:
         return self.path / "job.json"
 
     @property
+    def script(self) -> Path:
+        """Here as soon as a script saves checkpoints (`team.checkpoint`): where they are, as JSON."""
+        return self.path / "script.json"
+
+    @property
     def summary(self) -> Path:
         """What `--json` prints, written when the run is done."""
         return self.path / "summary.json"

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dure.base.errors import CheckpointError
+from dure.checkpoint.extra import Extra
+from dure.checkpoint.several import kind_of
 from dure.checkpoint.state import (
     COUNTER,
     FORMAT,
@@ -41,11 +43,16 @@ class Capture:
     """Captures the states of one replica, one after the other."""
 
     def __init__(
-        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule | None
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule | None,
+        extra: Extra | None = None,
     ) -> None:
         self._module = module
         self._optimizer = optimizer
         self._schedule = schedule
+        self._extra = extra
         self._stock: _Stock | None = None
         self._modules: list[torch.nn.Module] = []
         self._seen: _Seen | None = None
@@ -55,14 +62,15 @@ class Capture:
 
         With `sharing` it is a collective call of those ranks.
         """
-        stock, optimizer, schedule = self._stock_now(sharing), self._optimizer, self._schedule
+        own, values = self._extra.take() if self._extra is not None else ({}, {})
+        stock, optimizer, schedule = self._stock_now(sharing, own), self._optimizer, self._schedule
         alike = tuple(_alike(stock, share, sharing))
         return State(
             {
                 "format": FORMAT,
                 "model": {"ties": stock.ties, "not_persistent": stock.not_persistent},
                 "optimizer": {
-                    "kind": type(optimizer).__name__,
+                    "kind": kind_of(optimizer),
                     "groups": [
                         to_plain(_settings(group), "the optimizer's group")
                         for group in optimizer.param_groups
@@ -70,6 +78,7 @@ class Capture:
                     "values": stock.values,
                 },
                 "schedule": None if schedule is None else to_plain(schedule.state_dict(), "the schedule"),
+                **({"extra": values} if self._extra is not None else {}),
                 **facts,
             },
             stock.table,
@@ -78,13 +87,14 @@ class Capture:
             _neighbour_hash(stock, share, sharing) if share.parts > 1 else None,
         )
 
-    def _stock_now(self, sharing: Sharing | None) -> _Stock:
+    def _stock_now(self, sharing: Sharing | None, extra: Mapping[str, torch.Tensor]) -> _Stock:
         """The last one, as long as the very same tensors are in the same places."""
-        if sharing is not None:  # ranks list it together, so that none may leave it out
-            return _take_stock(self._module, self._optimizer, sharing)
+        if sharing is not None or extra:
+            # Ranks list a sharded optimizer together, so that none may leave it out. A state_dict makes new tensors.
+            return _take_stock(self._module, self._optimizer, sharing, extra)
         seen = self._look()
         if self._stock is None or self._seen is None or not seen.same(self._seen):
-            self._stock = _take_stock(self._module, self._optimizer, None)
+            self._stock = _take_stock(self._module, self._optimizer, None, extra)
             self._modules = list(self._module.modules())
             self._seen = self._look()
         return self._stock
@@ -158,22 +168,28 @@ class _Stock:
     not_persistent: list[str]
     """Buffers that the model's own state_dict leaves out."""
     buffers: frozenset[str]
+    """What may change between two updates: the model's buffers, and a script's own tensors."""
     table: Table
     cuts: dict[Share, list[tuple[TensorSpan, int, int]]]
     """Of what all ranks hold, what each share is; as far as it was asked for."""
 
 
-def _take_stock(module: torch.nn.Module, optimizer: torch.optim.Optimizer, sharing: Sharing | None) -> _Stock:
+def _take_stock(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sharing: Sharing | None,
+    extra: Mapping[str, torch.Tensor],
+) -> _Stock:
     named, ties = _weights_and_ties(module)
-    weights = {MODEL + name: tensor for name, tensor in named.items()}
+    weights = {**{MODEL + name: tensor for name, tensor in named.items()}, **extra}
     own, values = _optimizer_state(named, optimizer, sharing)
     specs = {name: (held.value.dtype, held.shape) for name, held in own.items()}
     if sharing is not None:
         specs, values = _everyones(specs, values, sharing.ranks)
     shapes = ((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items())
     table = Table.of([*shapes, *((name, *specs[name]) for name in sorted(specs))])
-    buffers = frozenset(MODEL + name for name, _ in module.named_buffers())
-    return _Stock(weights, own, values, ties, sorted(_not_persistent(module)), buffers, table, {})
+    buffers = frozenset([*(MODEL + name for name, _ in module.named_buffers()), *extra])
+    return _Stock(weights, own, values, ties, sorted(not_persistent(module)), buffers, table, {})
 
 
 def _weights_and_ties(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -281,7 +297,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
-def _not_persistent(module: torch.nn.Module) -> Iterable[str]:
+def not_persistent(module: torch.nn.Module) -> Iterable[str]:
     """Buffers that the model's own state_dict leaves out."""
     for path, inner in module.named_modules():
         yield from (f"{path}.{name}" if path else name for name in inner._non_persistent_buffers_set)

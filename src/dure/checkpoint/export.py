@@ -3,20 +3,24 @@ with the model's own names."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dure.base.errors import CheckpointError, UsageError
 from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
 from dure.base.say import printable
+from dure.checkpoint.capture import not_persistent
 from dure.checkpoint.find import entries, load
 from dure.checkpoint.places import open_to_read
 from dure.checkpoint.snapshot import header_of
 from dure.checkpoint.state import MODEL, Table, TensorSpan, WholeState
 from dure.comm.group import Group
-from dure.device.fingerprint import raw_bytes
+from dure.device.fingerprint import named_weights, raw_bytes
 
 
 def as_rows(run: RunFolder, *, verify: bool) -> list[dict[str, Any]]:
@@ -98,6 +102,19 @@ def export_weights(run: RunFolder, out: Path, step: int | None = None) -> dict[s
         "bytes": len(head) + sum(span.nbytes for span in spans),
         "ties": whole.facts["model"]["ties"],
     }
+
+
+def export_module(module: torch.nn.Module, out: Path) -> None:
+    """Write a live model's weights alone, as `export_weights` does."""
+    left_out = set(not_persistent(module))
+    weights = {name: tensor for name, tensor in named_weights(module) if name not in left_out}
+    order = sorted(weights, key=lambda name: -weights[name].dtype.itemsize)
+    named = Table.of((name, weights[name].dtype, tuple(weights[name].shape)) for name in order)
+    head = header_of([(span, 0, span.numel) for span in named.spans])
+    try:
+        write_whole(out.absolute(), itertools.chain([head], (raw_bytes(weights[name]) for name in order)))
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
 
 
 def _content(head: bytes, whole: WholeState, spans: list[TensorSpan]) -> Iterator[bytes | memoryview]:

@@ -125,7 +125,7 @@ def newest_state(
     if tried:
         raise CheckpointError(
             f"{store.location}: none of the {tried} newest checkpoints can be used, for the reasons above; "
-            "start anew with --fresh (nothing is deleted)"
+            "start anew with --fresh or in another folder (nothing is deleted)"
         )
     return None
 
@@ -169,7 +169,7 @@ def _candidates(store: Store, also: Sequence[str], tell: Callable[[str], None]) 
     if found and not names:
         raise CheckpointError(
             f"{store.location}: none of its {len(found)} checkpoint(s) can be used ({found[0][0].name}: "
-            f"{found[0][0].trouble}); start anew with --fresh (nothing is deleted)"
+            f"{found[0][0].trouble}); start anew with --fresh or in another folder (nothing is deleted)"
         )
     return names
 
@@ -203,7 +203,7 @@ def refuse_other_recipe(facts: Mapping[str, Any], recipe: dict[str, Any], where:
     if different:
         raise UsageError(
             f"{where} holds a run of another recipe: {'; '.join(different[:5])}; going on would give other "
-            "bits. Undo the change, give another --run-dir, or start anew with --fresh (nothing is deleted)"
+            "bits. Undo the change, or start anew with --fresh or in another folder (nothing is deleted)"
         )
 
 

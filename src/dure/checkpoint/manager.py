@@ -17,13 +17,14 @@ import torch
 from dure.base.errors import CheckpointError, DureError, NotFinite, Resumable
 from dure.base.say import printable
 from dure.checkpoint.capture import Capture
+from dure.checkpoint.extra import Extra
 from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.memory_tier import MemoryTier, memory_tier
 from dure.checkpoint.places import Places
 from dure.checkpoint.rescue import Rescue
 from dure.checkpoint.restore import restore
 from dure.checkpoint.snapshot import Background, make_present
-from dure.checkpoint.state import MODEL, Schedule, Share, Sharing, State, WholeState, is_not_finite
+from dure.checkpoint.state import EXTRA, MODEL, Schedule, Share, Sharing, State, WholeState, is_not_finite
 from dure.checkpoint.storage_tier import DIFFERS, STOP, StorageTier
 from dure.checkpoint.writer import WRITE_SECONDS, Problem
 from dure.comm.group import Group, node_group
@@ -66,6 +67,8 @@ class Replica:
     """Which parts of a sharded optimizer this rank holds; None when every rank has it whole."""
     verify: Callable[[int], object]
     """Raises unless all ranks hold the same bits after this step. A collective call."""
+    extra: Extra | None = None
+    """What a script adds to its states."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,20 @@ class Ranks:
 class RunInfo:
     """What a run's states say of it."""
 
-    steps: int
-    """Of the whole run."""
-    steps_of_epoch: int
+    steps: int | None
+    """Of the whole run; None: nobody knows."""
+    steps_of_epoch: int | None
     recipe: dict[str, Any]
     """All that the bits depend on; a state of another recipe is refused, and what differs is named."""
     facts: dict[str, Any]
     """Plain JSON that is only for people and goes into every checkpoint."""
+    takes_any_recipe: bool = False
+    """Whether a state of another recipe is taken all the same, with a note."""
+
+    @property
+    def of_steps(self) -> str:
+        """How far the run is to come, in words."""
+        return "" if self.steps is None else f" of {self.steps}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class CheckpointManager:
         """A mask of minus infinities, say: what it begins with it may keep."""
         self._storage = self._storage_tier()
         self._memory = self._memory_tier()
-        self._capture = Capture(module, replica.optimizer, replica.schedule)
+        self._capture = Capture(module, replica.optimizer, replica.schedule, replica.extra)
         self._populating = Background("memory for states", gives_way=True)
         self._start = progress.steps_done
         self._resumed_from: int | None = None
@@ -154,11 +164,16 @@ class CheckpointManager:
             if storage is not None:
                 storage.follow(str(kept.state.facts["line"]))
         if whole is not None:
-            refuse_other_recipe(whole.facts, self._run.recipe, self._places.storage)
+            self._refuse_other_recipe(whole.facts)
             self._go_on_from(whole)
         if memory is not None:
             memory.begin(self._progress.steps_done)
         self._start = self._progress.steps_done
+
+    def ask_to_stop(self) -> None:
+        """From a signal's handler: save and stop after the current step."""
+        if self._storage is not None:
+            self._storage.ask_to_stop()
 
     def step_flags(self) -> int:
         """The flags of this rank for the next step."""
@@ -183,11 +198,12 @@ class CheckpointManager:
             words = printable(f"{type(error).__name__}: {error}", 200)
             raise CheckpointError(
                 f"the optimizer cannot go on from the state of step {self._resumed_from}: {words}; start anew with "
-                "--fresh (nothing is deleted)"
+                "--fresh or in another folder (nothing is deleted)"
             ) from error
 
-    def save_if_due(self, flags: int) -> None:
-        """After a step with these OR-ed flags: keep the state in memory and save it, each when due.
+    def save_if_due(self, flags: int) -> bool:
+        """After a step with these OR-ed flags: keep the state in memory and save it, each when due. Returns whether a
+        checkpoint was begun.
 
         Raises Resumable, with the state saved, when any rank was asked to stop, and what is wrong with a state that
         differs between ranks or is not finite.
@@ -200,11 +216,13 @@ class CheckpointManager:
         self._keep_if_due()
         storage = self._storage
         if storage is None:
-            return
-        if storage.due(flags, self._progress.steps_done, evaluated=self._progress.evaluated):
+            return False
+        due = storage.due(flags, self._progress.steps_done, evaluated=self._progress.evaluated)
+        if due:
             storage.save(self._state(), self._beat)
-        if flags & STOP and self._progress.steps_done < self._run.steps:
+        if flags & STOP and (self._run.steps is None or self._progress.steps_done < self._run.steps):
             self._stop(storage)
+        return due
 
     def begin_last(self) -> None:
         """Begin to save the end of the run, before it is evaluated."""
@@ -214,6 +232,16 @@ class CheckpointManager:
         storage.wait(self._beat)
         if not storage.is_saved(self._progress.steps_done):
             storage.save(self._state(), self._beat)
+
+    def save_now(self) -> str:
+        """Save the state as it is, and wait until it is saved; returns why it is not, "" when it is."""
+        storage = self._storage
+        if storage is None:
+            return ""
+        self._wait(storage)
+        storage.save(self._state(), self._beat)
+        self._wait(storage)
+        return self._trouble(storage)
 
     def save_last(self) -> None:
         """Save the end of the run, with its evaluation where the best are kept, and wait until it is saved."""
@@ -242,8 +270,8 @@ class CheckpointManager:
         trouble = self._trouble(storage)
         told = "from there" if not trouble else self._rescue().after_stop(trouble)
         raise Resumable(
-            f"stopped after step {self._progress.steps_done} of {self._run.steps}, resumable: the same command with "
-            f"--run-dir {self._places.run.path} goes on {told}"
+            f"stopped after step {self._progress.steps_done}{self._run.of_steps}, resumable: {self._places.again} goes "
+            f"on {told}"
         )
 
     def _raise_problem(self) -> None:
@@ -359,17 +387,21 @@ class CheckpointManager:
         node = node_group(ranks.group, ranks.topology.node, ranks.topology.local_rank, ranks.device)
         return self._storage.newest(
             node,
-            lambda found: refuse_other_recipe(found.facts, self._run.recipe, places.storage),
+            lambda found: self._refuse_other_recipe(found.facts),
             places.rescued,
         )
 
+    def _refuse_other_recipe(self, facts: Mapping[str, Any]) -> None:
+        if not self._run.takes_any_recipe:
+            refuse_other_recipe(facts, self._run.recipe, self._places.storage)
+
     def _go_on_from(self, whole: WholeState) -> None:
         replica, progress = self._replica, self._progress
-        restore(whole, replica.module, replica.optimizer, replica.schedule, replica.sharing())
+        restore(whole, replica.module, replica.optimizer, replica.schedule, replica.sharing(), replica.extra)
         self._resumed_from = int(whole.facts["step"])
         progress.go_on_from(whole.facts)
         replica.verify(progress.steps_done - 1)
-        self._reporting.note(f"goes on from step {progress.steps_done} of {self._run.steps}")
+        self._reporting.note(f"goes on from step {progress.steps_done}{self._run.of_steps}")
 
     def _state(self) -> State:
         """This rank's share of a checkpoint."""
@@ -395,19 +427,21 @@ class CheckpointManager:
         }
 
     def _facts(self) -> dict[str, Any]:
-        epoch, step_of_epoch = divmod(self._progress.steps_done, self._run.steps_of_epoch)
+        cursor = {}
+        if self._run.steps_of_epoch is not None:
+            epoch, step_of_epoch = divmod(self._progress.steps_done, self._run.steps_of_epoch)
+            cursor = {"epoch": epoch, "step_of_epoch": step_of_epoch}
         return {
             **self._facts_of_state(),
             **self._run.facts,
-            "epoch": epoch,
-            "step_of_epoch": step_of_epoch,
+            **cursor,
             "saved_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "ranks": self._ranks.topology.size,
             "judged": self._progress.metrics if self._progress.evaluated else {},
         }
 
     def _must_be_finite(self, name: str) -> bool:
-        return name not in self._not_finite_at_start
+        return name not in self._not_finite_at_start and not name.startswith(EXTRA)
 
     def _beat(self) -> None:
         self._reporting.heartbeat.beat(self._progress.steps_done, Phase.SAVE)

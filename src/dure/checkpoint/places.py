@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,19 @@ class Places:
     """A folder, or s3://bucket/prefix."""
     rescue: str | None = None
     """Where states go that the storage refuses, if the user says: a folder, or s3://bucket/prefix."""
+    is_run_given: bool = True
+    """Whether the run's folder is what `--run-dir` says; a script may name the storage itself."""
+    is_script: bool = False
+    """Whether a script says what else there is to say, not a command line."""
+
+    @property
+    def again(self) -> str:
+        """What makes the run go on, in words."""
+        return f"the same command with --run-dir {self.run.path}" if self.is_run_given else "the same command"
+
+    def with_rescue(self, folder: str) -> str:
+        """What makes a run look for its state in this rescue folder, in words."""
+        return f"rescue={folder!r} in team.checkpoint" if self.is_script else f"--rescue-dir {folder}"
 
     @classmethod
     def of(cls, settings: Checkpoint, run: RunFolder, *, storage: str | Path, base: Path) -> Places:
@@ -71,15 +86,30 @@ def _storage_place(settings: Checkpoint, run: RunFolder, storage: str | Path) ->
 
 
 def open_to_read(run: RunFolder) -> Store:
-    """The checkpoints of a run that is or was."""
-    try:
-        loaded = LoadedJob.from_json(read_at_most(run.job, LONGEST_JOB * 4).decode())
-    except FileNotFoundError:
-        raise UsageError(f"{run.path} holds no run: there is no {run.job.name} in it") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else printable(str(error), 300)
-        raise UsageError(f"{run.job} cannot be read: {reason}") from None
-    place = Places.of_job(loaded, run).storage
+    """The checkpoints of a run that is or was, of a job or a script; `run` may also be a folder of checkpoints."""
+    place = _place_of_job(run) or _place_of_script(run)
     if "://" not in place and not Path(place).is_dir():
         raise UsageError(f"{run.path} has no checkpoints: there is no folder {place}")
     return open_store(place, read_only=True)
+
+
+def _place_of_job(run: RunFolder) -> str:
+    """ "" when the folder holds no run of a job."""
+    try:
+        loaded = LoadedJob.from_json(read_at_most(run.job, LONGEST_JOB * 4).decode())
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else printable(str(error), 300)
+        raise UsageError(f"{run.job} cannot be read: {reason}") from None
+    return Places.of_job(loaded, run).storage
+
+
+def _place_of_script(run: RunFolder) -> str:
+    """What a script said, else where scripts save by themselves, else this very folder."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(read_at_most(run.script, LONGEST_JOB))["checkpoints"])
+    for place in (run.path / Checkpoint().folder, run.path):
+        if next(place.glob("step-*/manifest.json"), None) is not None:
+            return str(place)
+    raise UsageError(f"{run.path} holds no run: there is no {run.job.name} and no checkpoint in it")

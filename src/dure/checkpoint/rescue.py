@@ -174,8 +174,8 @@ class Rescue:
         if rescued.kind != "temporary":
             return "from there"
         return (
-            f"{before}. The state itself is in {rescued.folder} on {rescued.host}: with --rescue-dir {rescued.folder} "
-            "it goes on from there"
+            f"{before}. The state itself is in {rescued.folder} on {rescued.host}: with "
+            f"{self.places.with_rescue(rescued.folder)} it goes on from there"
         )
 
     def after_last_step(self, trouble: str) -> str:
@@ -188,20 +188,17 @@ class Rescue:
         except CheckpointError as error:
             raise CheckpointError(
                 f"{told}; elsewhere: {error}. Make room, and run the same command again: it goes on from the "
-                "checkpoint before; --rescue-dir DIR gives it another place"
+                f"checkpoint before; {self.places.with_rescue('DIR')} gives it another place"
             ) from None
         match rescued.kind:
             case "storage":
                 return f"the last checkpoint was saved by {rescued.host} alone: {trouble}"
             case "rescue":
-                raise Resumable(
-                    f"{told}. It is in {rescued.folder}: the same command with --run-dir {self.places.run.path} goes "
-                    "on from there"
-                )
+                raise Resumable(f"{told}. It is in {rescued.folder}: {self.places.again} goes on from there")
             case "temporary":
+                way = f"{self.places.again} {self.places.with_rescue(rescued.folder)}"
                 raise CheckpointError(
-                    f"{told}. It is in {rescued.folder} on {rescued.host}: the same command with --run-dir "
-                    f"{self.places.run.path} --rescue-dir {rescued.folder} goes on from there"
+                    f"{told}. It is in {rescued.folder} on {rescued.host}: {way} goes on from there"
                 )
 
     def _save(self) -> Rescued:

@@ -10,6 +10,8 @@ import torch
 from dure.base.errors import CheckpointError
 from dure.base.say import printable
 from dure.checkpoint.capture import optimized
+from dure.checkpoint.extra import Extra
+from dure.checkpoint.several import kind_of
 from dure.checkpoint.state import COUNTER, MODEL, OPTIMIZER, Part, Schedule, Sharing, WholeState, from_plain
 from dure.comm.param_sync import flat
 from dure.device.fingerprint import named_weights
@@ -21,9 +23,12 @@ def restore(
     optimizer: torch.optim.Optimizer,
     schedule: Schedule | None,
     sharing: Sharing | None = None,
+    extra: Extra | None = None,
 ) -> None:
     """Put a state into a replica, in place; CheckpointError, and nothing is written, when it does not fit."""
     _refuse_misfit(whole, module, optimizer, schedule)
+    if extra is not None:
+        extra.refuse_misfit(whole)
     settings = [_settings(told, group) for told, group in _groups(whole, optimizer)]
     scheduled = None if schedule is None else _checked(whole.facts["schedule"], schedule.state_dict())
     for name, tensor in named_weights(module):
@@ -35,6 +40,8 @@ def restore(
     _restore_optimizer(whole, module, optimizer, sharing)
     if schedule is not None:
         schedule.load_state_dict({**schedule.state_dict(), **(scheduled or {})})
+    if extra is not None:
+        extra.put_back(whole)
 
 
 def _refuse_misfit(
@@ -56,10 +63,10 @@ def _refuse_misfit(
             f"it has {printable(left[0].removeprefix(MODEL), 80)}, which the model has not; it is of another model"
         )
     told = whole.facts["optimizer"]
-    if told["kind"] != type(optimizer).__name__ or len(told["groups"]) != len(optimizer.param_groups):
+    if told["kind"] != kind_of(optimizer) or len(told["groups"]) != len(optimizer.param_groups):
         raise CheckpointError(
             f"its optimizer is {printable(told['kind'], 80)} with {len(told['groups'])} group(s), the job's is "
-            f"{type(optimizer).__name__} with {len(optimizer.param_groups)}"
+            f"{kind_of(optimizer)} with {len(optimizer.param_groups)}"
         )
     if (schedule is None) != (whole.facts["schedule"] is None):
         raise CheckpointError("only one of it and the job has a schedule")

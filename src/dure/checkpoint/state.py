@@ -37,8 +37,8 @@ LINE_BYTES = 64
 HASH_SECONDS = 600.0
 FORMAT = 1
 """Of facts and files; a newer one is refused by name."""
-MODEL, OPTIMIZER = "model/", "optimizer/"
-"""What the names of weights, and of the optimizer's tensors, begin with."""
+MODEL, OPTIMIZER, EXTRA = "model/", "optimizer/", "extra/"
+"""What the names of weights, of the optimizer's tensors, and of a script's own tensors begin with."""
 COUNTER = "step"
 """What torch's optimizers call the number of their steps, which is no element of a parameter of one element."""
 Schedule = torch.optim.lr_scheduler.LRScheduler

@@ -17,6 +17,7 @@ from dure.cli.demo import demo
 from dure.cli.doctor import doctor
 from dure.cli.image import image
 from dure.cli.lab import lab
+from dure.cli.lesson import lesson
 from dure.cli.new import new
 from dure.cli.page import PAGE_EPILOG, page, report
 from dure.cli.run import ScriptCommand, run
@@ -33,6 +34,7 @@ app = typer.Typer(
 
     \b
     dure demo                          draw 400 photos, train on 4 ranks, show what happened
+    dure lesson                        how it works, in eleven chapters with real runs (Korean, English)
     dure new my_project                write a project that trains at once: job, model and data, script
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure page RUN                      see it in the browser, live or after; report RUN: one file to send
@@ -67,6 +69,7 @@ app.command()(demo)
 app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)
 app.command(epilog=PAGE_EPILOG)(page)
 app.command()(report)
+app.command(epilog="Example: dure lesson --lang ko; dure lesson -o lesson.html writes it as one file")(lesson)
 app.command()(checkpoints)
 app.command()(export)
 app.command(epilog=drill.EPILOG)(drill.drill)

@@ -23,7 +23,10 @@ def bench_start(
     rounds: Annotated[int, typer.Option(help="Interleaved repeats; medians are printed.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run."""
+    """How long until N ranks pass a first barrier: dure run against torchrun, in the same run.
+
+    Beside it, a job of one step on 4 ranks (dure train) against `import torch` alone.
+    """
     from dure.tools.bench import start
 
     print_figures(start, start.bench_start(ranks=ranks, rounds=rounds), as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from dure.backend import BACKEND_VARIABLE, NAME
 from dure.base.errors import UsageError
 from dure.base.say import say
 from dure.cli.options import Leader, NodeRank, Port, RunDir, TeamKeyFile
+
+MAX_RESTARTS = 3
+"""Of a script that saves, as of a job."""
 
 
 class ScriptCommand(TyperCommand):
@@ -122,6 +126,40 @@ def run(
     leader: Leader = None,
     team_key: TeamKeyFile = None,
     run_dir: RunDir = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew; an earlier run in the folder is moved aside.")
+    ] = False,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            "--max-restarts",
+            "--max_restarts",
+            min=0,
+            max=1_000_000,
+            metavar="N",
+            help="How often a team that failed is started again: a script with team.checkpoint when its machine failed "
+            "it, as often as it gets no further; any other script after whatever failure, as under torchrun.",
+            show_default="3 with team.checkpoint, else 0",
+        ),
+    ] = None,
+    hang_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="SECONDS",
+            help="When all ranks beat (team.step, dure.heartbeat) and none moves for so long, the team has failed: who "
+            "waits for whom, and all stacks, are told.",
+            show_default="never",
+        ),
+    ] = None,
+    stop_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="How long a script with team.checkpoint may take to finish its step and save when asked to stop.",
+        ),
+    ] = 100.0,
     port: Port = 0,
     backend: Annotated[
         str | None,
@@ -135,11 +173,12 @@ def run(
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once.
 
     What comes after SCRIPT is the script's own. Ctrl-C and SIGTERM reach the ranks as they are; a second one ends them
-    at once.
+    at once. A script with team.checkpoint finishes its step, saves and ends with 75 instead; the same command with
+    --run-dir goes on, on any number of ranks. When a rank of it dies, all start again from the last state.
     """
     from dure.engine.new_run import named_by_time, new_run
     from dure.engine.nodes import nodes_of_script, run_script_on_nodes
-    from dure.launch.script import refuse_missing, run_script
+    from dure.launch.script import refuse_missing, run_script, say_restart, unsaved_script
     from dure.launch.spec import LaunchSpec
 
     # All that can be refused is, before there is a folder of this run.
@@ -154,17 +193,28 @@ def run(
     several = nodes > 1 or node_rank is not None or leader is not None
     here = nodes_of_script(target, nodes, node_rank, leader, count) if several else None
     name = Path(target).stem
-    with new_run(run_dir or _writable(named_by_time(name)), name) as folder:
+    with new_run(run_dir or _writable(named_by_time(name)), name, fresh=fresh) as folder:
+        spec = LaunchSpec(
+            ranks=count,
+            folder=folder,
+            port=port,
+            grace_seconds=grace,
+            max_restarts=MAX_RESTARTS if max_restarts is None else max_restarts,
+            script=unsaved_script(folder, max_restarts or 0),
+            hang_seconds=math.inf if hang_seconds is None else hang_seconds,
+            stop_seconds=stop_seconds,
+            stop_setting="--stop-seconds",
+            on_restart=say_restart,
+        )
         if here is not None:
             from dure.launch.nodes.key_by_hand import key_by_hand, key_file
 
             file = key_file(team_key)
             key = key_by_hand(file, leads=here.leads, nodes=nodes, seconds=here.join_seconds, say=say)
             code = run_script_on_nodes(
-                target, arguments or [], folder, here, key, module=module, cold=cold, grace_seconds=grace
+                target, arguments or [], folder, here, key, module=module, cold=cold, spec=spec
             )
         else:
-            spec = LaunchSpec(ranks=count, folder=folder, port=port, grace_seconds=grace)
             code = run_script(target, arguments or [], spec, module=module, cold=cold)
     raise typer.Exit(code)
 

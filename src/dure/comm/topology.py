@@ -18,14 +18,17 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from dure.base.errors import UsageError
+from dure.base.run_folder import RunFolder
 from dure.base.slurm_lists import expand_counts, expand_hosts
 
 Launcher = Literal["dure", "torchrun", "srun", "hand", "alone"]
 
 LOOPBACK = "127.0.0.1"
+RUN_VARIABLE = "DURE_RUN"  # set by our launcher: the folder in which the run keeps its files
 KEEP_VARIABLE = (
     "DURE_KEEP"  # set by our launcher: its pid, and its descriptors of memory that outlives the ranks
 )
@@ -91,6 +94,12 @@ def arguments() -> argparse.ArgumentParser:
         help="where rank 0 listens: a host that all reach and a free port on it, as in 127.0.0.1:29500",
     )
     return parser
+
+
+def read_run_folder(environ: Mapping[str, str]) -> RunFolder | None:
+    """Where the run keeps its files; None under another launcher, or none."""
+    given = environ.get(RUN_VARIABLE)
+    return RunFolder(Path(given)) if given else None
 
 
 def read_topology(
@@ -197,8 +206,8 @@ def _world_of_settings(settings: Mapping[str, _Setting], environ: Mapping[str, s
 
     launcher: Launcher = "hand"
     run_id = f"hand-{host}-{port}" if port else f"hand-{os.getpid()}"
-    if "RANK" in environ and "DURE_RUN" in environ:
-        launcher, run_id = "dure", environ["DURE_RUN"]
+    if "RANK" in environ and RUN_VARIABLE in environ:
+        launcher, run_id = "dure", environ[RUN_VARIABLE]
     elif "RANK" in environ and "TORCHELASTIC_RUN_ID" in environ:
         # torchrun's own id is "none" unless its user gave one; the address of rank 0 tells two runs apart.
         launcher, run_id = "torchrun", f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{host}-{port}"

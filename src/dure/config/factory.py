@@ -72,6 +72,14 @@ def own_code(references: Mapping[str, str], folder: Path) -> dict[str, str]:
     return digests
 
 
+def loaded_code(folder: Path) -> dict[str, str]:
+    """sha256 of the user's own files below `folder` that are loaded now, by their path in it."""
+    base = folder.resolve()
+    paths = {path for module in list(sys.modules.values()) if (path := _path_of(module))}
+    own = sorted(path for path in paths if _is_own(os.path.realpath(path), {str(base)}))
+    return {str(Path(os.path.realpath(path)).relative_to(base)): _sha256(path) for path in own}
+
+
 def _path_of(module: ModuleType) -> str:
     """The source file of a module; "" when it has none."""
     path = getattr(module, "__file__", None)

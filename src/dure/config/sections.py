@@ -86,8 +86,36 @@ class Eval(Section):
     """`accuracy`, or callables `(output, target) -> (sum, count)`. The loss is always there."""
     batch: Count | None = None
     """Samples in one forward pass over all ranks; `data.global_batch` when not given."""
+    gathered: tuple[str, ...] = ()
+    """Metrics that are no means, of all samples' outputs at once: `f1`, `auroc`, `confusion`, or callables
+    `(outputs, targets) -> number, dict or list of numbers`."""
     every_epochs: CountOrNone = 0
     """Evaluate after every so many epochs; 0: once, at the end."""
+    every_steps: CountOrNone = 0
+    """Evaluate after every so many steps, too; 0: not by steps."""
+    stop_on: str | None = None
+    """A metric (`loss` too): the run ends, as if it were complete, when it does not get better any more."""
+    stop_after: Count = 3
+    """Evaluations in a row, none of them better than the best before, after which it ends."""
+    stop_mode: Literal["min", "max"] = "min"
+    """Whether less or more of `stop_on` is better."""
+
+    @model_validator(mode="after")
+    def _something_to_stop_on(self) -> Eval:
+        if self.stop_on is None:
+            return self
+        named = [name.partition(":")[2] or name for name in self.gathered]
+        known = ["loss", *self.metrics, *named]
+        if self.stop_on not in known and self.stop_on.partition(".")[0] not in named:
+            raise ValueError(
+                f"eval.stop_on is {self.stop_on!r}, which is no metric; there are {', '.join(known)}"
+            )
+        if self.factory is None or not (self.every_epochs or self.every_steps):
+            raise ValueError(
+                "eval.stop_on needs evaluations to look at: give eval.factory, and eval.every_epochs or "
+                "eval.every_steps"
+            )
+        return self
 
 
 class ParamGroup(Section):
@@ -105,7 +133,7 @@ class Train(Section):
     loss: str = "cross_entropy"
     """`cross_entropy`, `mse`, or a callable that returns unreduced losses, or (sum, count)."""
     optimizer: str = "AdamW"
-    """A class of torch.optim, by name."""
+    """A class of torch.optim, by name, or a factory, called with the model, `lr` and `optimizer_args`."""
     lr: Rate = 1e-3
     """Learning rate."""
     optimizer_args: dict[str, Any] = Field(default={})
@@ -116,9 +144,11 @@ class Train(Section):
     """Each rank of a node updates its part of the weights and holds the optimizer's state for that part alone,
     instead of all ranks doing the same. Elementwise optimizers only. Never changes a bit."""
     schedule: str | None = None
-    """A class of torch.optim.lr_scheduler, by name, stepped once per step."""
+    """A class of torch.optim.lr_scheduler, by name, or a factory, called with the optimizer and `schedule_args`;
+    stepped once per step."""
     schedule_args: dict[str, Any] = Field(default={})
-    """Keyword arguments of the schedule."""
+    """Keyword arguments of the schedule. Of `SequentialLR` and `ChainedScheduler`, `schedulers` is a list of tables,
+    each with the `name` of a schedule and its arguments."""
     epochs: Count | None = None
     """Passes over the data. Give this or `steps`."""
     steps: Count | None = None
@@ -141,6 +171,10 @@ class Train(Section):
             raise ValueError(f"give train.epochs or train.steps, one of them; {given}")
         if "lr" in self.optimizer_args:
             raise ValueError("the learning rate is train.lr; take lr out of train.optimizer_args")
+        if ":" in self.optimizer and self.groups:
+            raise ValueError(
+                f"train.groups are for optimizers of torch, and {self.optimizer} makes its own; make the groups there"
+            )
         return self
 
 
@@ -221,6 +255,18 @@ class Checkpoint(Section):
         return bool(self.every_steps or self.every_seconds)
 
 
+class Log(Section):
+    """Where losses, learning rates and metrics go besides the run's own events. One run of each, written by rank 0."""
+
+    to: tuple[Literal["csv", "jsonl", "tensorboard", "mlflow", "wandb", "trackio"], ...] = ()
+    """`csv` and `jsonl` are files in the run's folder, `loggers/`; the others need their extra: dure[tensorboard], ….
+    `wandb` is offline, `mlflow` a folder unless MLFLOW_TRACKING_URI is set."""
+    every_steps: Count = 1
+    """Of so many steps, one is logged; evaluations always are."""
+    project: str | None = None
+    """What the run belongs to, for loggers that know projects or experiments; the job's name when not given."""
+
+
 class Job(Section):
     """What to train, on what, how, and by whom."""
 
@@ -228,6 +274,8 @@ class Job(Section):
     """Part of the run folder's name."""
     storage: str = "."
     """The shared storage, a folder relative to the job file or s3://bucket/prefix; `{storage}` stands for it."""
+    hooks: Factory | None = None
+    """Called in every rank; returns an object with any of `on_start`, `on_step`, `on_eval`, `on_save`, `on_end`."""
     model: Model
     data: Data
     eval: Eval = Eval()
@@ -235,6 +283,7 @@ class Job(Section):
     team: TeamSection = TeamSection()
     reduce: Reduce = Reduce()
     checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
     cluster: Cluster = Cluster()
     slurm: Slurm = Slurm()
 

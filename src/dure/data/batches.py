@@ -116,18 +116,22 @@ class Batches:
         workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
         place: str = "sample",
+        cursor: Callable[[Batches], int] | None = None,
     ) -> None:
+        """`cursor` says, when the iteration begins, at which step; without it, at `start`."""
         self.plan = plan
         self.steps = steps
+        self._cursor = cursor
         self._start = start
         self._workers = workers
         self._begun = False
         self._dataset = dataset
         self._collate = collate
         self._place = place
+        self._keys = _Keys(plan, start, steps)
         self._loader: DataLoader[Any] = DataLoader(
             SeededSamples(dataset, plan.seed, place),
-            batch_sampler=_Keys(plan, start, steps),
+            batch_sampler=self._keys,
             num_workers=workers,
             collate_fn=collate or default_collate,
             prefetch_factor=max(2, plan.accumulate * 2) if workers else None,
@@ -175,6 +179,8 @@ class Batches:
                 "Ask for all epochs at once: team.batches(..., epochs=N)"
             )
         self._begun = True
+        if self._cursor is not None:
+            self._start = self._keys.start = min(self._cursor(self), self.steps)
         parts = iter(self._loader)
         order, known_epoch = torch.empty(0), -1
         split = self.plan.split
@@ -213,11 +219,11 @@ class _Keys:
     """The (epoch, sample) keys of every micro-batch of this rank, in the order they are used."""
 
     def __init__(self, plan: BatchPlan, start: int, steps: int) -> None:
-        self._plan, self._start, self._steps = plan, start, steps
+        self._plan, self.start, self._steps = plan, start, steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         plan, known_epoch, order = self._plan, -1, torch.empty(0)
-        for step in range(self._start, self._steps):
+        for step in range(self.start, self._steps):
             epoch, in_epoch = divmod(step, plan.split.steps)
             if epoch != known_epoch:
                 order, known_epoch = plan.order(epoch), epoch

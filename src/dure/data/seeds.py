@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 
 import numpy
 import torch
@@ -23,3 +25,15 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Whatever is drawn within `with`, the global generators then go on from where they were."""
+    states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        numpy.random.set_state(states[1])
+        random.setstate(states[2])

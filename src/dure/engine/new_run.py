@@ -59,7 +59,7 @@ def new_run(
     """
     path = run_dir or named_by_time(name)
     folder = RunFolder(path.absolute())
-    if folder.job.exists() and fresh:
+    if fresh and (folder.job.exists() or folder.script.exists()):
         set_aside(folder)
     elif folder.job.exists() and not goes_on:
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ from dure.launch import LaunchSpec, run_script
 from dure.launch.lease import Lease
 from dure.launch.nodes.address import split_leader
 from dure.launch.nodes.join import Nodes, join
+from dure.launch.restart_policy import Restart
+from dure.launch.script import say_restart
 from dure.launch.stop import StopSignals
+from dure.launch.team import record_restart
 
 if TYPE_CHECKING:
     from dure.launch.nodes.messages import Team
@@ -81,20 +85,32 @@ def run_script_on_nodes(
     *,
     module: bool,
     cold: bool,
-    grace_seconds: float,
+    spec: LaunchSpec,
 ) -> int:
-    """This node's ranks of a script that runs on several; every node keeps its own logs."""
+    """This node's ranks of a script that runs on several; every node keeps its own logs. `spec` is what it has in
+    common with a script on one."""
     lease = Lease()
+    nodes = replace(nodes, max_restarts=spec.max_restarts, script=spec.script)
     with StopSignals() as stop, join(nodes, key, lease, lambda: folder.path, say, stop.check) as joined:
 
         def tell(formed: Team) -> None:
             if nodes.leads:
                 say(formed.where)
 
-        spec = LaunchSpec(
-            ranks=nodes.ranks, folder=folder, grace_seconds=grace_seconds, joined=joined, on_team=tell
-        )
-        return run_script(target, argv, spec, module=module, cold=cold)
+        def tell_news() -> None:
+            while not joined.news.empty():
+                news = joined.news.get_nowait()
+                if isinstance(news, Restart):
+                    record_restart(folder, news)
+                    say_restart(news)
+                else:
+                    say(news)
+
+        try:
+            spec = replace(spec, joined=joined, on_team=tell, on_tick=tell_news)
+            return run_script(target, argv, spec, module=module, cold=cold)
+        finally:
+            tell_news()
 
 
 def _which(count: int, node_rank: int | None, leader: str | None) -> tuple[int, str, int]:

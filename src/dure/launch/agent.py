@@ -2,7 +2,8 @@
 
 The loop is ours, not torch's elastic agent: that one joins ended ranks without a deadline, waits 30 s for ranks that
 cannot take SIGTERM, never notices a rank that left with `os._exit(0)`, and learns nothing of lost nodes. Ranks still
-find torchrun's environment (`rank_environment`); of torch, only the TCP store is used here (`rank_store`).
+find torchrun's environment (`rank_environment`); of torch, only the TCP store is used (`rank_store`), in a
+process of its own: this one never imports torch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dure.base.errors import Failure, RankFailed, Resumable
@@ -60,36 +63,45 @@ class Agent:
         self._stop = stop
         self._returns = isinstance(work, Call)
         """Whether ranks send home a value; otherwise exit code 0 is success."""
+        # A script's steps are of interest too, if it tells them: they are the progress that restarts count from.
         self._watch = (
-            HangWatch(ranks, spec.folder, spec.hang_seconds) if math.isfinite(spec.hang_seconds) else None
+            HangWatch(ranks, spec.folder, spec.hang_seconds, is_script=not self._returns)
+            if math.isfinite(spec.hang_seconds) or spec.script is not None
+            else None
         )
         self._leave_watch = None if self._returns else LeaveWatch(ranks, spec.folder)
         self._ticked_at = 0.0
         self._looked_for_file_at = 0.0
         self._leaving: dict[int, float] = {}
+        script = spec.script
+        self._max_restarts = spec.max_restarts if script is None else script.max_restarts
+        self._is_stopping = False
+        """Whether ranks end by themselves, resumable."""
 
     def run(self) -> list[Any]:
         """Run teams until one ends well; return its ranks' values. Raises what the run ends with; no rank runs then."""
         try:
             while True:
-                self._start_ranks(self._link.form())
+                self._start_ranks(*self._link.form())
                 if self._monitor():
                     return self._values()
                 self._clear_ranks()
         finally:
             self._end_ranks()
 
-    def _start_ranks(self, team: Team) -> None:
+    def _start_ranks(self, team: Team, listener: socket.socket | None) -> None:
         self._ranks.renumber(team.first_rank, team.local_ranks)
         starts = [self._rank_start(team, local_rank) for local_rank in range(team.local_ranks)]
-        self._ranks.start(starts, _START_SECONDS, self._check)
+        # While no rank has run there is nothing to save.
+        first = team.number <= 1 and team.restarts == 0
+        self._ranks.start(starts, _START_SECONDS, partial(self._check, gently=not first), listener)
 
     def _rank_start(self, team: Team, local_rank: int) -> RankStart:
         folder, rank = self._spec.folder, team.first_rank + local_rank
         elastic_error = folder.error(rank).with_suffix(".torchelastic.json")
         env = {
             **self._env,
-            **rank_environment(team, local_rank, folder.path.name, self._spec.max_restarts),
+            **rank_environment(team, local_rank, folder.path.name, self._max_restarts),
             "TORCHELASTIC_ERROR_FILE": str(elastic_error.absolute()),
         }
         # Not resolved: a link in its place must be seen as one.
@@ -102,7 +114,7 @@ class Agent:
             False  # whether the link knows how this node's ranks ended: what is left is to hear its decision
         )
         while True:
-            time.sleep(_LOOK_SECONDS)
+            self._ranks.wait(_LOOK_SECONDS)
             self._check()
             self._ranks.poll()
             if not told:
@@ -121,6 +133,7 @@ class Agent:
             if not self._all_ended_well():
                 return False
         except RankFailed as failed:
+            self._is_stopping = failed.exit_code == Resumable.exit_code
             self._link.failed(failed.failure, self._watch.furthest_step() if self._watch is not None else 0)
         else:
             self._link.done(self._values())
@@ -142,7 +155,8 @@ class Agent:
     def _end_ranks(self) -> None:
         """End the ranks: by the signal that asked for it, where there is one. A further signal ends the grace."""
         grace, asked = self._spec.grace_seconds, self._stop.received
-        tell_at = time.monotonic() + (0.0 if asked is not None else _SHORT_SECONDS)
+        at_once = asked is not None and not self._is_stopping
+        tell_at = time.monotonic() + (0.0 if at_once else _SHORT_SECONDS)
         told = False
 
         def hurry() -> bool:
@@ -155,14 +169,31 @@ class Agent:
                 say(f"{why}waits up to {grace:.0f} s for rank(s) {left} to end{again}")
             return self._stop.again() if asked is not None else self._stop.received is not None
 
+        if self._spec.script is not None and self._spec.stops_at_a_step and grace > 0:
+            self._end_those_that_save()
         self._ranks.end(grace, asked if asked in _PASSED_ON else signal.SIGTERM, hurry)
         if self._ranks.killed and grace > 0:
             say(f"rank(s) {', '.join(map(str, self._ranks.killed))} did not end, and were killed")
 
+    def _end_those_that_save(self) -> None:
+        """Kill those ranks of a script that do not end by themselves: they would take a signal for a request to save,
+        and can only wait for the others. Ranks that have said why they end have the grace for their exit hooks."""
+        deadline = time.monotonic() + (_EXIT_SECONDS if self._is_stopping else _SHORT_SECONDS)
+        while silent := [rank for rank in self._ranks.alive() if rank not in self._ranks.reports]:
+            if time.monotonic() > deadline or self._stop.again():
+                break
+            time.sleep(_LOOK_SECONDS)
+            self._ranks.poll()
+        for rank in silent:
+            self._ranks.send(rank, signal.SIGKILL)
+
     def _all_ended_well(self) -> bool:
         """Whether all ranks have ended well; raises RankFailed with the cause when one has failed or hangs."""
         ranks = self._ranks
-        if failures := [failure for rank in ranks.numbers if (failure := self._failure(rank)) is not None]:
+        failures = [failure for rank in ranks.numbers if (failure := self._failure(rank)) is not None]
+        if len(ranks.ended) < ranks.count and ranks.store_failure is not None:
+            failures.append(ranks.store_failure)
+        if failures:
             # The rank that failed first may still unwind, and explain the others.
             if (cause := settled_cause(failures, ranks.count - len(failures))) is not None:
                 raise RankFailed(cause)
@@ -178,9 +209,9 @@ class Agent:
             self._watch.look()
         return False
 
-    def _check(self) -> None:
+    def _check(self, *, gently: bool = True) -> None:
         """Raise what a signal, the lease or the stop deadline asks for; call `on_tick` when it is time."""
-        self._stop.check()
+        self._stop.check(gently=gently)
         now = time.monotonic()
         if self._spec.stops_at_a_step:
             self._look_for_stop(now)
@@ -200,13 +231,18 @@ class Agent:
         who = f" {self._watch.verdict().message}" if self._watch is not None and self._ranks.pids else ""
         raise Resumable(
             f"the run was asked to stop, and has not saved within {self._spec.stop_seconds:.0f} s "
-            f"(team.stop_seconds): all ranks are ended.{who} Resumable: the same command with --run-dir goes on from "
-            "its newest checkpoint"
+            f"({self._spec.stop_setting}): all ranks are ended.{who} Resumable: the same command with --run-dir goes "
+            "on from its newest checkpoint"
         )
 
     def _failure(self, rank: int) -> Failure | None:
         silent = not isinstance(self._work, Command)
-        return self._ranks.failure(rank, self._spec.folder.log(rank), returns=self._returns, silent=silent)
+        failure = self._ranks.failure(rank, self._spec.folder.log(rank), returns=self._returns, silent=silent)
+        ended = self._ranks.ended.get(rank)
+        if failure is None or silent or ended is None or ended.exit_code != Resumable.exit_code:
+            return failure
+        words = f"{failure.message} That is: stopped early and saved; the same command with --run-dir goes on"
+        return replace(failure, message=words, exit_code=Resumable.exit_code, may_pass=False)
 
     def _hurry_leavers(self) -> None:
         """Raise for a rank that has returned but does not end: a thread, a child or an exit hook holds it."""

@@ -5,24 +5,21 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from dure.base.errors import Failure
 from dure.launch.failure import unsaved
 from dure.launch.nodes.member import Member
 from dure.launch.nodes.messages import Again, Done, End, Failed, Team
-from dure.launch.rank_store import open_rank_store
+from dure.launch.rank_store import store_listener
 from dure.launch.restart_policy import Restart, RestartPolicy
-
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 class AgentLink(Protocol):
     """What the agent asks of whoever decides."""
 
-    def form(self) -> Team:
-        """Wait for the next team, and open its store where that is this node's part."""
+    def form(self) -> tuple[Team, socket.socket | None]:
+        """Wait for the next team. With it, the port that this node shall serve its store at, where that is its part."""
 
     def decision(self, step: int) -> Again | End | None:
         """What is to be done with the ranks; None while they go on. `step` is the furthest they were seen in."""
@@ -45,21 +42,19 @@ class Alone:
         stopping: Callable[[], bool],
     ) -> None:
         """`stopping`: whether the ranks have been asked to stop; then they are not started again."""
-        self._address, self._port = listener.getsockname()[:2]
+        self._address = listener.getsockname()[0]
         self._listener: socket.socket | None = listener
         self._restart_policy = restart_policy
         self._on_restart = on_restart
         self._stopping = stopping
-        self._store: TCPStore | None = None
         self._answer: Again | End | None = None
 
-    def form(self) -> Team:
+    def form(self) -> tuple[Team, socket.socket | None]:
         """A team of this node."""
         self._answer = None
-        self._store, port = open_rank_store(self._address, self._listener)
-        self._listener = None
+        listener, self._listener = self._listener or store_listener(self._address), None
         ranks = self._restart_policy.ranks
-        return Team(
+        team = Team(
             number=0,
             node=0,
             nodes=1,
@@ -67,9 +62,10 @@ class Alone:
             local_ranks=ranks,
             ranks=ranks,
             leader=self._address,
-            store_port=port,
+            store_port=listener.getsockname()[1],
             restarts=self._restart_policy.restarts,
         )
+        return team, listener
 
     def decision(self, step: int) -> Again | End | None:
         """What came of the last failure, or of the end."""
@@ -103,18 +99,18 @@ class LeaderLink:
         self._on_team = on_team
         self._to_json = to_json
         self._team = 0
-        self._store: TCPStore | None = None
 
-    def form(self) -> Team:
+    def form(self) -> tuple[Team, socket.socket | None]:
         """Wait for the leader's word."""
-        team = self._member.next_team(self._check)
+        team, listener = self._member.next_team(self._check), None
         if team.store_port == 0:
-            self._store, port = open_rank_store(team.leader, None)
+            listener = store_listener(team.leader)
+            port = listener.getsockname()[1]
             self._member.store_is_up(team.number, port)
             team = replace(team, store_port=port)
         self._team = team.number
         self._on_team(team)
-        return team
+        return team, listener
 
     def decision(self, step: int) -> Again | End | None:
         """The leader's word, if there is one."""

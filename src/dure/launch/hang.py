@@ -14,7 +14,9 @@ from pathlib import Path
 from dure.base.errors import Failure, RankFailed
 from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
+from dure.launch import process_tree
 from dure.launch.failure import tail
+from dure.launch.rank import STACKS_OF_SCRIPT
 from dure.launch.ranks import Ranks
 from dure.launch.stacks import size_of
 from dure.observe.heartbeat import Beat, Phase, read_beat
@@ -55,7 +57,12 @@ class RankState:
 class HangWatch:
     """Looks at all heartbeats; when none has moved for `hang_seconds`, collects stacks and raises RankFailed."""
 
-    def __init__(self, ranks: Ranks, folder: RunFolder, hang_seconds: float) -> None:
+    def __init__(
+        self, ranks: Ranks, folder: RunFolder, hang_seconds: float, *, is_script: bool = False
+    ) -> None:
+        """`is_script`: ranks beat if they like. They are watched as soon as all of them have, until one is done with
+        its team; and are asked for stacks by a signal that scripts do not use."""
+        self._is_script = is_script
         self._ranks = ranks
         self._folder = folder
         self._hang_seconds = hang_seconds
@@ -83,7 +90,7 @@ class HangWatch:
             self._seen = beats
             self._furthest = max([self._furthest, *(beat.step for beat in beats if beat is not None)])
             self._moved_at = now
-        elif self._ranks.unwatched:  # nobody can tell whether those move
+        elif self._ranks.unwatched or not self._can_tell(beats):
             self._moved_at = now
         elif now - self._moved_at >= self._hang_seconds:
             raise RankFailed(self.verdict())
@@ -96,6 +103,14 @@ class HangWatch:
     def furthest_step(self) -> int:
         """The highest step that any rank was ever seen in."""
         return max([self._furthest, *(beat.step for beat in self._beats() if beat is not None)])
+
+    def _can_tell(self, beats: Sequence[Beat | None]) -> bool:
+        """Whether beats that stand still mean anything; a script's may be those of the team before."""
+        if not self._is_script:
+            return True
+        pids = [self._ranks.pids.get(rank) for rank in self._ranks.numbers]
+        known = [beat for beat, pid in zip(beats, pids, strict=True) if beat is not None and beat.pid == pid]
+        return len(known) == len(pids) and all(beat.phase is not Phase.DONE for beat in known)
 
     def _beats(self) -> list[Beat | None]:
         return [read_beat(self._folder.heartbeat(rank)) for rank in self._ranks.numbers]
@@ -123,8 +138,13 @@ class HangWatch:
 
     def _collect_stacks(self, states: Sequence[RankState]) -> None:
         waiting = {state.rank: state for state in states if state.state}
-        for rank in waiting:
-            self._ranks.send(rank, signal.SIGUSR2)
+        number = STACKS_OF_SCRIPT if self._is_script else signal.SIGUSR2
+        for rank in list(waiting):
+            # It would kill a script that is another program by now.
+            if self._is_script and not process_tree.catches(self._ranks.pids[rank], number):
+                del waiting[rank]
+            else:
+                self._ranks.send(rank, number)
         sizes: Mapping[int, int] = {}
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:

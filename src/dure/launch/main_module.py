@@ -46,7 +46,10 @@ def run_as_main(
     except BaseException as error:
         report(error)
         error.__traceback__ = own_frames(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as stop:  # as the interpreter has it
+            return _exit_code(stop)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

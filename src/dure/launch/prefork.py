@@ -14,17 +14,22 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import multiprocessing.process
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
+from dure.base import dynamo_on_demand
 from dure.launch import process_tree
+from dure.launch.rank_store import serve_store
 from dure.launch.shm_cleanup import LOOK_SECONDS, ShmCleanup
 from dure.launch.title import ROOM, set_title
 
@@ -54,6 +59,23 @@ class RankRequest:
 
 
 @dataclass(frozen=True)
+class TeamRequest:
+    """The launcher's request for a team."""
+
+    ranks: list[RankRequest]
+    store: bool
+    """Whether a store is to be served too: the listening socket for it follows."""
+
+
+@dataclass(frozen=True)
+class StoreEnded:
+    """The prefork server's word that the team's store has ended by itself."""
+
+    exit_code: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
 class RankStarted:
     """The prefork server's word that a rank runs."""
 
@@ -76,12 +98,16 @@ def main(
     preload: tuple[str, ...],
     extra: tuple[str, ...],
     search_path: list[str] | None,
+    stock: bool,
+    sockets: str | None,
     fresh_path: list[str],
 ) -> int:
-    """Import, then serve requests for ranks until the launcher is gone. Returns in the server and in every rank.
+    """Import, then serve requests until the launcher is gone. Returns in every rank.
 
-    `extra` is imported too, unless that starts threads, which no fork takes along. `fresh_path` is the `sys.path` of an
-    interpreter that runs a script, but for the script's own folder. The launcher has blocked its signals for us.
+    `extra` is imported too, unless that starts threads, which no fork takes along. `stock`: whether ranks have a torch
+    as any other interpreter has it; otherwise torch._dynamo comes on demand. `sockets` is where multiprocessing keeps
+    its own. `fresh_path` is the `sys.path` of an interpreter that runs a script, but for the script's own folder. The
+    launcher has blocked its signals for us.
     """
     server_pid = os.getpid()
     process_tree.die_with(launcher)
@@ -90,17 +116,23 @@ def main(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_LAUNCHER)
     set_title(f"dure: prefork server of {launcher}", "dure prefork")
     env = dict(os.environ)
+    if not stock:
+        dynamo_on_demand.install()
     variables = _import(preload, extra)
     if variables is None:
-        os.execve(sys.executable, command(control, launcher, preload, (), search_path), env)
+        os.execve(
+            sys.executable,
+            command(control, launcher, preload, (), search_path, stock=stock, sockets=sockets),
+            env,
+        )
+    if sockets is not None:
+        multiprocessing.process.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
     process_tree.adopt_orphans()
     process_tree.outlive_parent()  # from here on the closed socket tells, and there is something to clear away
     with Connection(control) as launcher_line:
-        if os.getppid() != launcher:
-            return 0
-        request = _serve(launcher_line)
+        request = _serve(launcher_line, stock, sockets) if os.getppid() == launcher else None
     if request is None:
-        return 0
+        os._exit(0)  # no exit hook of a module that was imported here for others has anything to do
     from dure.launch.rank import live
 
     return live(request, server_pid, fresh_path, variables)
@@ -120,8 +152,9 @@ def _import(modules: tuple[str, ...], extra: tuple[str, ...]) -> dict[str, dict[
         _import_one(name, variables)
     if _threads() > before:
         return None
-    gc.collect()
-    gc.freeze()  # keeps the collector of every rank off these pages, so that they stay shared
+    # Keeps the collector of every rank off these pages, so that they stay shared. What imports have left as garbage is
+    # little, and looking for it takes longer than importing pydantic.
+    gc.freeze()
     gc.enable()
     return variables
 
@@ -150,32 +183,37 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _serve(launcher: Connection) -> RankRequest | None:
+def _serve(launcher: Connection, stock: bool, sockets: str | None) -> RankRequest | None:
     """Fork ranks and report their ends. Returns a RankRequest in a new rank, None in the prefork server at the end."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     ranks: dict[int, int] = {}
     shm_cleanup = ShmCleanup()
-    teams = 0
+    teams, store = 0, 0
     while True:
         ready, _, _ = select.select([launcher.fileno(), wake_read], [], [], LOOK_SECONDS if ranks else None)
         shm_cleanup.look()
         if wake_read in ready:
             os.read(wake_read, 4096)
-            _report_ends(launcher, ranks, shm_cleanup)
+            _report_ends(launcher, ranks, store, shm_cleanup)
         if launcher.fileno() in ready:
             try:
-                requests: list[RankRequest] = pickle.loads(launcher.recv_bytes())
+                team: TeamRequest = pickle.loads(launcher.recv_bytes())
+                listener = recv_handle(launcher) if team.store else None
             except (EOFError, OSError):
                 _end_descendants(list(ranks), shm_cleanup)
                 shm_cleanup.sweep()
+                if sockets is not None:
+                    shutil.rmtree(sockets, ignore_errors=True)
                 return None
             if teams and not ranks:
                 _end_descendants([], shm_cleanup)  # what the ranks of the team before left running
                 shm_cleanup.sweep()
             teams += 1
-            for request in requests:
+            if listener is not None:
+                store = _start_store(listener, store, on_demand=not stock)
+            for request in team.ranks:
                 pid = os.fork()
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
@@ -183,7 +221,7 @@ def _serve(launcher: Connection) -> RankRequest | None:
                     for number in FOR_THE_LAUNCHER:
                         signal.signal(number, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, signal.default_int_handler)
-                    others = {fd for other in requests if other is not request for fd in other.descriptors}
+                    others = {fd for other in team.ranks if other is not request for fd in other.descriptors}
                     for fd in (wake_read, wake_write, *others):
                         os.close(fd)
                     return request
@@ -191,7 +229,21 @@ def _serve(launcher: Connection) -> RankRequest | None:
                 _tell(launcher, RankStarted(request.rank, pid))
 
 
-def _report_ends(launcher: Connection, ranks: dict[int, int], shm_cleanup: ShmCleanup) -> None:
+def _start_store(listener: int, before: int, *, on_demand: bool) -> int:
+    """Serve a store in a process of its own, and end the one `before`; returns its process id."""
+    if before:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(before, signal.SIGKILL)
+    server_pid, launcher_pid = os.getpid(), os.getppid()
+    pid = os.fork()
+    if pid == 0:
+        set_title(f"dure: store of {launcher_pid}", "dure store")
+        serve_store(listener, server_pid, on_demand=on_demand)
+    os.close(listener)
+    return pid
+
+
+def _report_ends(launcher: Connection, ranks: dict[int, int], store: int, shm_cleanup: ShmCleanup) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -203,9 +255,11 @@ def _report_ends(launcher: Connection, ranks: dict[int, int], shm_cleanup: ShmCl
         rank = ranks.pop(pid, None)
         if rank is not None:  # otherwise an adopted orphan
             _tell(launcher, Ended(rank, os.waitstatus_to_exitcode(status), time.monotonic_ns()))
+        elif pid == store:
+            _tell(launcher, StoreEnded(os.waitstatus_to_exitcode(status), time.monotonic_ns()))
 
 
-def _tell(launcher: Connection, message: RankStarted | Ended) -> None:
+def _tell(launcher: Connection, message: RankStarted | Ended | StoreEnded) -> None:
     with contextlib.suppress(OSError):  # the launcher is gone; the next read of its socket says so
         launcher.send(message)
 
@@ -232,6 +286,9 @@ def command(
     preload: tuple[str, ...],
     extra: tuple[str, ...],
     search_path: list[str] | None,
+    *,
+    stock: bool,
+    sockets: str | None,
 ) -> list[str]:
     """Return the command line of a prefork server that imports from `search_path` (None: as a fresh interpreter)."""
     source = str(Path(__file__).parents[2])  # `dure` itself is found where the launcher found it
@@ -239,7 +296,7 @@ def command(
         "import sys; fresh = sys.path[0 if sys.flags.safe_path else 1 :]\n"
         f"sys.path[:] = {search_path!r} or [*fresh, {source!r}]\n"
         "from dure.launch.prefork import main\n"
-        f"sys.exit(main({control}, {launcher}, {preload!r}, {extra!r}, {search_path!r}, fresh))"
+        f"sys.exit(main({control}, {launcher}, {preload!r}, {extra!r}, {search_path!r}, {stock!r}, {sockets!r}, fresh))"
     )
     # -u as torchrun starts its ranks: what a rank prints is out at once, and a kill loses none of it.
     return [sys.executable, "-u", "-c", code, " " * ROOM]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import sys
 
-# DistributedDataParallel imports torch._dynamo when it is first made, an optimizer and `dure.start` do so too: 1.5 s of
-# a core for each rank that has to do it by itself.
-TORCH = ("torch", "torch.distributed", "numpy")
-TORCH_WITH_DDP = (*TORCH, "torch.nn.parallel", "torch._dynamo")
+# DistributedDataParallel imports torch._dynamo when it is first made, an optimizer and `dure.start` do so too: half a
+# second of a core for each rank of a script that has to do it by itself. Ranks of `dure train` go without
+# (`base/dynamo_on_demand.py`).
+TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "numpy")
+TORCH_WITH_DDP = (*TORCH, "torch._dynamo")
 
 _USES_DDP = ("DistributedDataParallel", "import dure", "accelerate", "lightning", "transformers")
 

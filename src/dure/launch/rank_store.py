@@ -1,49 +1,75 @@
-"""The TCP store of the ranks' rendezvous: the one thing for which the launcher needs torch."""
+"""The TCP store in which a team's ranks meet: a process of its own, forked by the prefork server, which has torch."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import gc
+import fcntl
 import os
+import select
+import signal
 import socket
-from typing import TYPE_CHECKING
+import sys
+import traceback
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from dure.launch import process_tree
 
 _STORE_SECONDS = 30.0
 
 
-def import_torch() -> None:
-    """Import what `open_rank_store` needs; takes seconds, which the prefork server uses to do the same."""
-    # Not for the ranks, whose environment is made already: a store whose clients have no names is nothing to warn of.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    collecting = gc.isenabled()
-    gc.disable()  # an import only makes objects that stay
-    try:
-        import torch.distributed  # noqa: F401
-    finally:
-        if collecting:
-            gc.enable()
+def store_listener(address: str) -> socket.socket:
+    """A free port of `address` for a team's store. Ranks can connect from now on: they are served a little later."""
+    return socket.create_server((address, 0), backlog=2048)
 
 
-def open_rank_store(address: str, listener: socket.socket | None) -> tuple[TCPStore, int]:
-    """Serve a new store, and return it with its port. Each team gets its own, without anything a dead one left.
+def serve_store(listener: int, server_pid: int, *, on_demand: bool) -> NoReturn:
+    """Serve a new store at a listening socket until this process is killed. Runs in a fork of the prefork server.
 
-    It takes over `listener`, or listens at a free port of `address`. It is served until it is no longer referenced.
+    Each team gets its own, without anything that a dead one left. Where torch has to be imported for it, `on_demand`
+    waits for the first rank that connects: others may never need it.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    # What it could not start for goes to the launcher's stderr; later, c10d's warnings about clients without a name in
+    # the DNS are nothing to warn of.
+    errors = -1
+    try:
+        process_tree.die_with(server_pid)
+        with contextlib.suppress(OSError):
+            errors = os.dup(2)
+        # Where standard streams were never open, it may have the number of one.
+        listener = fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, 3)
+        _close_all_but(listener, errors)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        if on_demand and "torch" not in sys.modules:
+            select.select([listener], [], [])
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    if listener is None:
-        listener = socket.create_server((address, 0), backlog=2048)
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        address,
-        port,
-        world_size=1,
-        is_master=True,
-        timeout=datetime.timedelta(seconds=_STORE_SECONDS),
-        multi_tenant=True,
-        master_listen_fd=listener.detach(),
-    )
-    return store, port
+        with socket.socket(fileno=os.dup(listener)) as bound:
+            address, port = bound.getsockname()[:2]
+        store = TCPStore(
+            address,
+            port,
+            world_size=1,
+            is_master=True,
+            timeout=datetime.timedelta(seconds=_STORE_SECONDS),
+            multi_tenant=True,
+            master_listen_fd=listener,
+        )
+        while store is not None:
+            signal.pause()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.write(errors, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(1)
+
+
+def _close_all_but(*kept: int) -> None:
+    """The ranks' pipes belong to the ranks alone: a reader must see their end."""
+    first = 3
+    for descriptor in sorted(fd for fd in kept if fd >= first):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))

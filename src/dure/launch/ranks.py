@@ -7,12 +7,15 @@ import fcntl
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,15 @@ from dure.base.errors import Failure, RankFailed
 from dure.base.say import say
 from dure.launch import process_tree
 from dure.launch.failure import ended_without_report, exit_words, seconds_since
-from dure.launch.prefork import FOR_THE_LAUNCHER, Ended, RankRequest, RankStarted, command
+from dure.launch.prefork import (
+    FOR_THE_LAUNCHER,
+    Ended,
+    RankRequest,
+    RankStarted,
+    StoreEnded,
+    TeamRequest,
+    command,
+)
 from dure.launch.rank import RankStart, Returned, Said, read_report
 from dure.launch.streams import Passthrough
 
@@ -40,12 +51,13 @@ class Ranks:
         search_path: Sequence[str] | None,
         tee: bool,
         extra: Sequence[str] = (),
+        stock: bool = False,
         first: int = 0,
         within: Sequence[str] = (),
         on_said: Callable[[str], None] = say,
     ) -> None:
         """Start the prefork server, which forks one rank for each of `logs`. It imports `preload` from `search_path`,
-        and `extra` where ranks can still be forked after it.
+        and `extra` where ranks can still be forked after it; with `stock`, torch is as any interpreter has it.
 
         Without a `search_path` it imports as a fresh interpreter does. `tee` shows the ranks' output on
         the console too. `first` is the number of the first rank: other nodes may have those before it.
@@ -61,6 +73,8 @@ class Ranks:
         """Those that were there when the grace of the last `end` was over."""
         self.lost: str = ""
         """How the prefork server ended, if it ended before it was asked to."""
+        self.store_failure: Failure | None = None
+        """How the team's store ended, if it did."""
         self.unwatched: set[int] = set()
         """Ranks without a heartbeat file, as the disk is full."""
         self._pidfds: dict[int, int] = {}
@@ -77,6 +91,7 @@ class Ranks:
                 fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _REPORT_PIPE_BYTES)
             self._report_reads[rank] = read
             self._report_writes[rank] = write
+        self._sockets = None if stock else _socket_folder()
         ours, theirs = socket.socketpair()
         line = command(
             theirs.fileno(),
@@ -84,27 +99,46 @@ class Ranks:
             tuple(preload),
             tuple(extra),
             list(search_path) if search_path else None,
+            stock=stock,
+            sockets=self._sockets,
         )
         # The prefork server lets signals through when it knows what to do with them.
-        with theirs, _blocked(FOR_THE_LAUNCHER):
-            self._prefork_server = subprocess.Popen(
-                [*within, *line],
-                env=dict(env),
-                pass_fds=[theirs.fileno(), *self._report_writes.values(), *self._console_ends()],
-            )
+        try:
+            with theirs, _blocked(FOR_THE_LAUNCHER):
+                self._prefork_server = subprocess.Popen(
+                    [*within, *line],
+                    env=dict(env),
+                    pass_fds=[theirs.fileno(), *self._report_writes.values(), *self._console_ends()],
+                )
+        except BaseException:
+            self._remove_sockets()
+            raise
         self._line = Connection(ours.detach())
         for write in self._report_writes.values():
             os.close(write)
         if self._passthrough is not None:
             self._passthrough.start()
 
+    def _remove_sockets(self) -> None:
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
     def _console_ends(self) -> list[int]:
         if self._passthrough is None:
             return []
         return [end for rank in range(self.count) for end in self._passthrough.ends(rank)]
 
-    def start(self, starts: Sequence[RankStart], deadline_seconds: float, check: Callable[[], None]) -> None:
-        """Start the ranks, and wait until all have started; `check` is called meanwhile and may raise."""
+    def start(
+        self,
+        starts: Sequence[RankStart],
+        deadline_seconds: float,
+        check: Callable[[], None],
+        listener: socket.socket | None = None,
+    ) -> None:
+        """Start the ranks, and wait until all have started; `check` is called meanwhile and may raise.
+
+        With a `listener`, which is closed here, a new store is served there until the next team starts.
+        """
         requests = []
         for start in starts:
             out, err = (
@@ -114,7 +148,11 @@ class Ranks:
                 RankRequest(start.rank, pickle.dumps(start), out, err, self._report_writes[start.rank])
             )
         with contextlib.suppress(OSError):  # a prefork server that is gone is noticed below
-            self._line.send_bytes(pickle.dumps(requests))
+            self._line.send_bytes(pickle.dumps(TeamRequest(requests, store=listener is not None)))
+            if listener is not None:
+                send_handle(self._line, listener.fileno(), None)
+        if listener is not None:
+            listener.close()
         deadline = time.monotonic() + deadline_seconds
         while len(self.pids) < self.count:
             check()
@@ -129,6 +167,14 @@ class Ranks:
                 )
                 raise RankFailed(Failure(message, rank=missing[0], host=socket.gethostname()))
 
+    def wait(self, seconds: float) -> None:
+        """Wait until a rank has started or ended, at most so long."""
+        if self.lost:
+            time.sleep(seconds)
+            return
+        with contextlib.suppress(OSError):
+            self._line.poll(seconds)
+
     def poll(self) -> None:
         """Take in what has happened since the last look, without waiting."""
         try:
@@ -141,6 +187,15 @@ class Ranks:
                             self._pidfds[rank] = os.pidfd_open(pid)
                     case Ended() as ended:
                         self.ended[ended.rank] = ended
+                    case StoreEnded(exit_code, at_ns):
+                        self.store_failure = Failure(
+                            f"the process in which ranks find each other (dure store) on {socket.gethostname()} "
+                            f"{exit_words(exit_code, silent=False)}",
+                            host=socket.gethostname(),
+                            may_pass=True,
+                            killed=exit_code < 0,
+                            at_ns=at_ns,
+                        )
         except (EOFError, OSError):
             if not self.lost:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -253,6 +308,7 @@ class Ranks:
             os.close(descriptor)
         for data in self._report_data.values():
             data.clear()
+        self.store_failure = None
         for known in (self.pids, self.ended, self.reports, self._pidfds, self.unwatched):
             known.clear()
 
@@ -287,10 +343,22 @@ class Ranks:
             self._prefork_server.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._prefork_server.wait(2)
+        self._remove_sockets()
         if self._passthrough is not None:
             self._passthrough.finish(0.5)
         for descriptor in (*self._report_reads.values(), *self._pidfds.values()):
             os.close(descriptor)
+
+
+def _socket_folder() -> str | None:
+    """A folder for the sockets of `multiprocessing`, for all ranks and the data loaders' workers under them.
+
+    Each would make one in $TMPDIR by itself, and a process that is killed leaves its folder behind. Whoever is the last
+    to go, the prefork server or the launcher, removes this one.
+    """
+    with contextlib.suppress(OSError):  # a full disk: they will see for themselves
+        return tempfile.mkdtemp(prefix="dure-sockets-")
+    return None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dure.base.errors import Failure, RankFailed
@@ -27,6 +28,16 @@ class Restart:
     """Of the new team on this node."""
 
 
+@dataclass(frozen=True)
+class UnsavedScript:
+    """What is different for a script as long as it saves nothing with `team.checkpoint`: it is started again after any
+    failure, as torchrun does, and nobody knows how far it has come unless it beats (`dure.heartbeat`)."""
+
+    saves: Callable[[], bool]
+    """Whether it has begun to save by now."""
+    max_restarts: int
+
+
 class RestartPolicy:
     """Counts restarts *without progress*: a run of weeks may lose a rank every day, a broken one must end.
 
@@ -34,8 +45,16 @@ class RestartPolicy:
     gets further.
     """
 
-    def __init__(self, max_restarts: int, ranks: int, min_ranks: int | None = None) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        ranks: int,
+        min_ranks: int | None = None,
+        script: UnsavedScript | None = None,
+    ) -> None:
+        """`script`: what holds until a script saves; `max_restarts` is for one that does."""
         self.restarts = 0
+        self._script = script
         self.ranks = ranks
         """Of the next team on this node."""
         self._min_ranks = ranks if min_ranks is None else min_ranks
@@ -50,21 +69,23 @@ class RestartPolicy:
         Raises RankFailed, which the run ends with, instead: with `failure` itself if trying again cannot help, or with
         the first of those failures that came one after the other without progress.
         """
-        if not failure.may_pass or self._max_restarts == 0:
+        script = None if self._script is None or self._script.saves() else self._script
+        most = self._max_restarts if script is None else script.max_restarts
+        if most == 0 or not (failure.may_pass or script is not None):
             raise RankFailed(failure)
         if self._first is None or step > self._furthest:
             self._first, self._furthest, self._without_progress = failure, step, 0
-        if self._without_progress < self._max_restarts:
+        if self._without_progress < most:
             self._without_progress += 1
         elif self.ranks > self._min_ranks:
             self.ranks -= 1
         else:
-            raise self._given_up(self._first)
+            raise self._given_up(self._first, most)
         self.restarts += 1
         return Restart(
             number=self.restarts,
             without_progress=self._without_progress,
-            max_restarts=self._max_restarts,
+            max_restarts=most,
             cause=failure.message,
             rank=failure.rank,
             step=step,
@@ -72,10 +93,8 @@ class RestartPolicy:
             ranks=self.ranks,
         )
 
-    def _given_up(self, first: Failure) -> RankFailed:
-        tried = "once" if self._max_restarts == 1 else f"{self._max_restarts} times"
-        message = (
-            f"{first.message} The team was started again {tried} and came no further than step "
-            f"{max(self._furthest, 0)}."
-        )
+    def _given_up(self, first: Failure, most: int) -> RankFailed:
+        tried = "once" if most == 1 else f"{most} times"
+        came = f"came no further than step {self._furthest}" if self._furthest >= 0 else "failed again"
+        message = f"{first.message} The team was started again {tried} and {came}."
         return RankFailed(replace(first, message=message, may_pass=False))

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dure.base.errors import RankFailed, UsageError
-from dure.base.files import read_at_most
+from dure.base.errors import RankFailed, Resumable, UsageError
+from dure.base.files import open_own, read_at_most
+from dure.base.run_folder import RunFolder
+from dure.base.say import say
+from dure.comm.topology import RUN_VARIABLE
 from dure.launch import preload
 from dure.launch.rank import Command, Script
+from dure.launch.restart_policy import Restart, UnsavedScript
 from dure.launch.spec import LaunchSpec
 from dure.launch.team import launch
 
 _LONGEST_SCRIPT = 16 << 20
+_LOOK_SECONDS = 0.2
 
 
 def run_script(
@@ -36,12 +43,16 @@ def run_script(
     the script imports first; with `cold` in fresh ones, for scripts that must set something up before.
 
     Ctrl-C, SIGTERM, SIGHUP and SIGQUIT are passed on to the ranks, which have `spec.grace_seconds` to end before they
-    are killed. So do the others when a rank fails, and so does that rank, for its exit hooks.
+    are killed. So do the others when a rank fails, and so does that rank, for its exit hooks. A script that saves
+    (`team.checkpoint`) is asked to stop at a step instead, and has `spec.stop_seconds`.
 
-    Raises RankFailed (exit code 1) with the first cause; its traceback is on the console already.
+    A team that failed is started again as `spec.script` and `spec.max_restarts` say.
+
+    Raises RankFailed (exit code 1) with the first cause; its traceback is on the console already. Of a script that has
+    saved and stopped, its exit code is 75.
     """
     refuse_missing(target, module)
-    env = dict(os.environ)
+    env = {**os.environ, RUN_VARIABLE: str(spec.folder.path.absolute())}
     if spec.ranks > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's rule
     switch = ["-m"] if module else []
@@ -53,15 +64,54 @@ def run_script(
     source = "" if cold else _source(target, module)
     try:
         launch(
-            replace(spec, tee=True, hang_seconds=math.inf),  # a stock script has no heartbeat
+            replace(
+                spec,
+                tee=True,
+                script=spec.script or unsaved_script(spec.folder, spec.max_restarts),
+                ask_to_stop=lambda name: _ask_to_stop(spec.folder, name),
+            ),
             work,
             env,
             preload=() if cold else preload.base(source),
             extra=preload.extra(source) if spec.ranks > 1 else (),  # one rank can do it by itself
         )
     except RankFailed as failed:
-        raise RankFailed(replace(failed.failure, details="", exit_code=1)) from None
+        code = Resumable.exit_code if failed.exit_code == Resumable.exit_code else 1
+        raise RankFailed(replace(failed.failure, details="", exit_code=code)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            spec.folder.stop.unlink(missing_ok=True)
     return 0
+
+
+def unsaved_script(folder: RunFolder, max_restarts: int) -> UnsavedScript:
+    """A script that is started again so often until it saves: it says so in the run's folder."""
+    known: list[bool] = []
+    looked_at = -math.inf
+
+    def saves() -> bool:
+        nonlocal looked_at
+        if not known and time.monotonic() - looked_at > _LOOK_SECONDS:
+            looked_at = time.monotonic()
+            with contextlib.suppress(OSError):
+                if folder.script.exists():
+                    known.append(True)
+        return bool(known)
+
+    return UnsavedScript(saves, max_restarts)
+
+
+def say_restart(restart: Restart) -> None:
+    """Tell the user that the team starts again, and why."""
+    since = " without progress" if restart.step >= 0 else ""
+    say(
+        f"all ranks start again (restart {restart.without_progress} of {restart.max_restarts}{since}): {restart.cause}"
+    )
+
+
+def _ask_to_stop(folder: RunFolder, signal_name: str) -> None:
+    say(f"{signal_name}: stops after this step and saves; once more stops at once")
+    os.close(open_own(folder.stop, os.O_WRONLY | os.O_CREAT))
 
 
 def refuse_missing(target: str, module: bool) -> None:

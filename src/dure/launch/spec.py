@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
-from dure.launch.restart_policy import Restart
+from dure.launch.restart_policy import Restart, UnsavedScript
 
 if TYPE_CHECKING:
     from dure.launch.nodes.join import Joined
@@ -34,10 +34,14 @@ class LaunchSpec:
     """How long ranks that are told to end may take before they are killed."""
     max_restarts: int = 0
     """How often a team that its machine failed is started again without getting to a further step."""
+    script: UnsavedScript | None = None
+    """What holds for a script until it saves; only then it can be asked to stop at a step. None: not a script."""
     min_ranks: int | None = None
     """After that, the team goes on with one rank less, and so on, down to so many; None: it does not."""
     stop_seconds: float = math.inf
     """How long ranks that have been asked to stop may take before they are ended."""
+    stop_setting: str = "team.stop_seconds"
+    """What the user knows that as."""
     ask_to_stop: Callable[[str], None] | None = None
     """Asks ranks to stop at a step and save; is given the name of the first Ctrl-C, SIGTERM, SIGHUP or SIGUSR1. Where
     it raises OSError, ranks are told by SIGUSR1. None: they cannot, and the signal is passed on to them."""
@@ -56,5 +60,5 @@ class LaunchSpec:
 
     @property
     def stops_at_a_step(self) -> bool:
-        """Whether ranks can be asked to stop and save."""
-        return self.ask_to_stop is not None
+        """Whether ranks can be asked to stop and save, by now."""
+        return self.ask_to_stop is not None and (self.script is None or self.script.saves())

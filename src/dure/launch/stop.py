@@ -6,12 +6,11 @@ Where ranks can stop at a step and save, the first one asks them to; a second on
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -33,17 +32,23 @@ class StopSignals:
     note of its pid; a second Ctrl-C could strike the clearing up after the first.
     """
 
-    def __init__(self, ask_ranks: Callable[[str], None] | None = None, lease: Lease | None = None) -> None:
-        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal.
+    def __init__(
+        self,
+        ask_ranks: Callable[[str], None] | None = None,
+        lease: Lease | None = None,
+        can_ask: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`ask_ranks` asks them to stop at their next step, and is given the name of the signal; `can_ask` says whether
+        they would, by now.
 
         The end of the `lease` is looked for at the same times, and comes before any signal.
         """
         self.asked_at: float | None = None
         """When the ranks were asked to stop at a step (`time.monotonic`), by a signal or by `asked_elsewhere`."""
         self._ask_ranks = ask_ranks
+        self._can_ask = can_ask
         self._lease = lease
         self._received: list[signal.Signals] = []
-        self._at_once = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -82,41 +87,32 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
-        if self._at_once:
-            self._at_once = False
-            self.check(gently=False)
 
     def check(self, *, gently: bool = True) -> None:
-        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, only for a second one.
+        """Raise StoppedAtOnce if a signal has come; where ranks can be asked, `gently`, only for a second one.
 
         Raises LeaseOver when the lease has ended.
         """
         if self._lease is not None:
             self._lease.check()
+        if not self._received:
+            return
+        ask = self._ask_ranks if self.asked_at is not None or self._can_ask() else None
+        if ask is None:  # nobody asks such ranks anything: for them it means nothing
+            self._received = [number for number in self._received if number not in _NOT_FOR_US]
         first = self.received
         if first is None:
             return
         if signal.SIGHUP in self._received:
             _forget_closed_output()
-        if gently and self._ask_ranks is not None and first in _GENTLE and not self.again():
+        if gently and ask is not None and first in _GENTLE and not self.again():
             if self.asked_at is None:
                 self.asked_at = time.monotonic()
-                self._ask_ranks(in_words(first))
+                ask(in_words(first))
             return
         last = next((number for number in reversed(self._received) if number is not signal.SIGHUP), first)
-        how = "at once " if self._ask_ranks is not None or self.again() else ""
+        how = "at once " if ask is not None or self.again() else ""
         raise StoppedAtOnce(f"stopped {how}by {in_words(last)}; all ranks are ended.", 128 + last)
-
-    @contextlib.contextmanager
-    def obeyed_at_once(self) -> Iterator[None]:
-        """Let a signal raise right away, in a stretch of code where that harms nothing."""
-        self._at_once = True
-        try:
-            self.check(gently=False)
-            yield
-        finally:
-            self._at_once = False
-        self.check(gently=False)
 
 
 def _pass(number: int, frame: FrameType | None) -> None:

@@ -19,14 +19,14 @@ from dure.base import open_files
 from dure.base.errors import UsageError
 from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
+from dure.comm.topology import RUN_VARIABLE
 from dure.config.limits import MOST_RANKS
 from dure.launch import process_tree
 from dure.launch.agent import Agent
 from dure.launch.agent_link import AgentLink, Alone, LeaderLink
 from dure.launch.port import listen_at
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.launch.rank import Call, Command, Script
-from dure.launch.rank_store import import_torch
 from dure.launch.ranks import Ranks
 from dure.launch.restart_policy import Restart, RestartPolicy
 from dure.launch.spec import LaunchSpec
@@ -40,7 +40,7 @@ def run_team(
     spec: LaunchSpec | None = None,
     *,
     threads: int = 1,
-    preload: Sequence[str] = TORCH_WITH_DDP,
+    preload: Sequence[str] = TORCH,
     **fields: Any,
 ) -> list[object]:
     """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
@@ -67,7 +67,7 @@ def run_team(
         # The order of a set of words depends on it: it must be the same on all nodes, and at every start.
         "PYTHONHASHSEED": "0",
         # Its heartbeat file; a rank that writes elsewhere would be taken for hung.
-        "DURE_RUN": str(spec.folder.path.absolute()),
+        RUN_VARIABLE: str(spec.folder.path.absolute()),
     }
     call = Call(entry, pickle.dumps(args), threads, spec.folder, search_path)
     return launch(spec, call, env, preload=(*preload, entry.partition(":")[0]), search_path=search_path)
@@ -82,7 +82,7 @@ def launch(
     extra: Sequence[str] = (),
     search_path: Sequence[str] | None = None,
 ) -> list[object]:
-    """Run `work` on every rank: start a prefork server, import torch beside it, run the agent, leave nothing behind.
+    """Run `work` on every rank: start a prefork server, run the agent, leave nothing behind.
 
     The prefork server imports `preload`, and `extra` where that starts no threads, from `search_path` (None: as a fresh
     interpreter does). Raises as `run_team` does.
@@ -90,12 +90,14 @@ def launch(
     _prepare(spec)
     ask = None if spec.ask_to_stop is None else lambda name: _ask(spec, name, processes)
     lease = spec.joined.lease if spec.joined is not None else None
-    with StopSignals(ask, lease) as stop, listen(spec.port) as listener, StateMemory() as memory:
+    with (
+        StopSignals(ask, lease, lambda: spec.stops_at_a_step) as stop,
+        listen(spec.port) as listener,
+        StateMemory() as memory,
+    ):
         env = _environment(spec, env, memory)
-        processes: Ranks = _prefork(spec, env, preload, extra, search_path)
+        processes: Ranks = _prefork(spec, work, env, preload, extra, search_path)
         try:
-            with stop.obeyed_at_once():
-                import_torch()  # on one core, while the prefork server imports it on another
             return Agent(spec, work, env, _link(spec, listener, stop), processes, stop).run()
         finally:
             processes.end(spec.grace_seconds)
@@ -121,7 +123,7 @@ def _environment(spec: LaunchSpec, env: Mapping[str, str], memory: StateMemory) 
     return {
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         **env,
-        **(memory.environment if spec.max_restarts else {}),
+        **(memory.environment if spec.max_restarts or spec.script is not None else {}),
         **(spec.joined.environment if spec.joined is not None else {}),
     }
 
@@ -142,12 +144,13 @@ def _link(spec: LaunchSpec, listener: socket.socket, stop: StopSignals) -> Agent
 
     if spec.joined is not None:
         return LeaderLink(spec.joined.member, check, spec.on_team, spec.to_json)
-    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks)
+    policy = RestartPolicy(spec.max_restarts, spec.ranks, spec.min_ranks, spec.script)
     return Alone(listener, policy, restarted, stopping)
 
 
 def _prefork(
     spec: LaunchSpec,
+    work: Call | Script | Command,
     env: Mapping[str, str],
     preload: Sequence[str],
     extra: Sequence[str],
@@ -158,6 +161,7 @@ def _prefork(
             [spec.folder.log(rank) for rank in range(spec.ranks)],
             preload=preload,
             extra=extra,
+            stock=not isinstance(work, Call),
             env=env,
             search_path=search_path,
             tee=spec.tee,
@@ -209,6 +213,7 @@ def forget_last_run(folder: RunFolder, ranks: int) -> None:
         ):  # a request that came since is for this run
             folder.stop.unlink()
     folder.restarts.unlink(missing_ok=True)
+    folder.script.unlink(missing_ok=True)
     for rank in range(ranks):
         for path in (folder.error(rank), folder.stacks(rank), folder.heartbeat(rank)):
             path.unlink(missing_ok=True)

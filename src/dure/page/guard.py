@@ -38,8 +38,9 @@ class Guard:
     (its Host is not ours), or straight (its Origin is not ours).
     """
 
-    def __init__(self, app: App, host: str, token: str | None) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: App, host: str, token: str | None, *, posts_with: str | None = None) -> None:
+        """`posts_with`: POST is answered too, if it has this header, which other sites' forms cannot set."""
+        self._app, self._token, self._posts_with = app, token, posts_with
         self._names = {"localhost", host.lower(), socket.gethostname().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,19 +77,26 @@ class Guard:
         await send_guarded({"type": "http.response.body", "body": body})
 
     def _refused(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        if scope["method"] not in ("GET", "HEAD"):
+        posts = scope["method"] == "POST" and self._posts_with is not None
+        if not posts and scope["method"] not in ("GET", "HEAD"):
             return 405, "only GET"
         host = headers.get("host", "")
         if not self._is_ours(host):
             return 421, "this page is not served under that name"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if (origin is not None and urlsplit(origin).netloc != host) or (
+            posts and not self._is_asked(headers)
+        ):
             return 403, "asked by a page of another origin"
         if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
             return 403, "asked by a page of another site"
         if self._token is not None and not self._has_token(scope, headers):
             return 401, "the address needs its token: take it, whole, from where `dure page` printed it"
         return None
+
+    def _is_asked(self, headers: dict[str, str]) -> bool:
+        """Whether a POST has what only a script of our own page sends."""
+        return self._posts_with in headers and "origin" in headers
 
     def _is_ours(self, host: str) -> bool:
         """A name that only this machine has, or an address: no other site's name leads here by either."""

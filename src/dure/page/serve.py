@@ -93,11 +93,17 @@ def bind(host: str, port: int | None) -> tuple[socket.socket, Address]:
 
 def serve(listener: socket.socket, address: Address, catalog: Catalog) -> None:
     """Answer until the process is asked to end."""
-    uvicorn = _uvicorn()
     from dure.page.server import application
 
+    with contextlib.closing(catalog):
+        run_server(listener, application(catalog, address.host, address.token))
+
+
+def run_server(listener: socket.socket, application: Any) -> None:
+    """Serve an ASGI application on a socket until the process is asked to end."""
+    uvicorn = _uvicorn()
     config = uvicorn.Config(
-        application(catalog, address.host, address.token),
+        application,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -112,7 +118,6 @@ def serve(listener: socket.socket, address: Address, catalog: Catalog) -> None:
     try:
         uvicorn.Server(config).run(sockets=[listener])
     finally:
-        catalog.close()
         listener.close()
 
 

@@ -12,7 +12,7 @@ import torch
 
 from dure.config import LoadedJob
 
-_NOT_TRAINED_BY = {"name", "storage", "eval", "checkpoint", "cluster", "slurm"}
+_NOT_TRAINED_BY = {"name", "storage", "hooks", "eval", "checkpoint", "log", "cluster", "slurm"}
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
@@ -58,6 +58,13 @@ def recipe_of(
         "code": dict(sorted(code.items())),
         **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
+        **machine_words(device),
+    }
+
+
+def machine_words(device: str) -> dict[str, Any]:
+    """What of the bits depends on this machine and on torch, whatever is trained."""
+    return {
         "torch": torch.__version__,
         "device": device,
         "cpu": torch.backends.cpu.get_cpu_capability(),

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from dure.base.errors import ModelRefused
 from dure.comm.group import Group
 from dure.data.dataset import SeededSamples, length_of
+from dure.data.seeds import generators_kept
 from dure.device.fingerprint import fingerprint
 
 SAMPLES = 8
@@ -77,10 +78,13 @@ def check_dataset(
 
     `fresh` makes another such dataset, which has read nothing yet: it must give the same samples in any order.
     """
-    own = look_at(dataset, key, seed, place, backwards=bool(group.rank % 2))
-    if fresh is not None:
-        other = look_at(fresh(), key, seed, place, backwards=not group.rank % 2, again=False)
-        _refuse_state(own, other, key)
+    with (
+        generators_kept()
+    ):  # each rank reads in another order: a model made next would start with other weights
+        own = look_at(dataset, key, seed, place, backwards=bool(group.rank % 2))
+        if fresh is not None:
+            other = look_at(fresh(), key, seed, place, backwards=not group.rank % 2, again=False)
+            _refuse_state(own, other, key)
     told = group.gather(json.dumps([own.length, own.bits]), "comparing datasets")
     everyones = [Look(*json.loads(text)) for text in told]
     for rank, other in enumerate(everyones):

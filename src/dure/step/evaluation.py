@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -14,8 +15,9 @@ from dure.comm.group import Group
 from dure.data.batches import Batch, Batches
 from dure.data.seeds import seed_all, seed_of
 from dure.device.fingerprint import fingerprint
-from dure.step.lockstep import Setting, forward, inputs_and_target
-from dure.step.loss import LossSum, SumAndCount
+from dure.step.forward import Setting, forward, inputs_and_target, to_device
+from dure.step.gathered import Gathered, Outputs, compute
+from dure.step.loss import LossSum
 from dure.step.replica import Buffers
 
 
@@ -31,17 +33,31 @@ class EvalResult:
     samples_of_all: int
     """Of all ranks."""
     mark_of_all: int
+    values: dict[str, Any] = field(default_factory=dict)
+    """What measures over all samples returned, as plain numbers, dicts and lists; `metrics` has their numbers."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a model is judged by."""
+
+    means: Mapping[str, LossSum]
+    gathered: Mapping[str, Gathered] = field(default_factory=dict)
+    """Of all samples' outputs at once."""
+    forward: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    """(module, micro-batch) -> (output, target); without it, micro-batches are such pairs with the input."""
 
 
 def evaluate(
     module: torch.nn.Module,
     batches: Iterable[Batch],
-    measures: Mapping[str, LossSum],
+    measures: Measures,
     setting: Setting,
     group: Group | None,
 ) -> EvalResult:
-    """Each measure's mean. Sums are kept by shard and folded in tree order, so ranks do not matter."""
-    sums = torch.zeros(len(measures), 2, setting.shards, dtype=torch.float64)
+    """Each measure. Sums are kept by shard and folded in tree order, so ranks do not matter."""
+    sums = torch.zeros(len(measures.means), 2, setting.shards, dtype=torch.float64)
+    outputs = Outputs()
     samples = mark = 0
     with _eval_mode(module) as buffers:
         for batch in batches:
@@ -49,12 +65,18 @@ def evaluate(
                 continue
             samples, mark = samples + len(batch.ids), (mark + batch.mark) & (2**64 - 1)
             for shard in batch.shards:
-                for part in shard.parts:
+                for part in shard.parts:  # evaluation does not accumulate: a shard is one part
                     buffers.restore()
                     seed_all(seed_of(setting.seed, "eval", batch.step, shard.shard))
-                    for at, (total, count) in enumerate(_measured(module, part, measures, setting)):
+                    output, target = _judged(module, part, measures, setting)
+                    for at, measure in enumerate(measures.means.values()):
+                        total, count = measure(output, target)
                         sums[at, 0, shard.shard] += float(total)
                         sums[at, 1, shard.shard] += count
+                    if measures.gathered:
+                        outputs.add(output, target, len(shard.ids))
+                if measures.gathered:
+                    outputs.add_ids(shard.ids)
     used = torch.tensor(
         [samples, mark >> 32, mark & (2**32 - 1)], dtype=torch.float64
     )  # whole numbers: exact
@@ -62,24 +84,30 @@ def evaluate(
         group.sum(sums, "adding up the evaluation")
         group.sum(used, "adding up the evaluation's samples")
     metrics = {}
-    for at, name in enumerate(measures):
+    for at, name in enumerate(measures.means):
         whole, over = (tree.tree_sum(sums[at, what].tolist()) for what in range(2))
         metrics[name] = whole / over if over else float("nan")
+    values: dict[str, Any] = {}
+    if measures.gathered:
+        numbers, values = compute(measures.gathered, outputs, setting.seed, group)
+        metrics |= numbers
     of_all, high, low = map(int, used.tolist())
-    return EvalResult(metrics, samples, mark, of_all, ((high << 32) + low) & (2**64 - 1))
+    return EvalResult(metrics, samples, mark, of_all, ((high << 32) + low) & (2**64 - 1), values)
 
 
-def rehearse(
-    module: torch.nn.Module, batches: Batches, measures: Mapping[str, LossSum], setting: Setting
-) -> None:
+def rehearse(module: torch.nn.Module, batches: Batches, measures: Measures, setting: Setting) -> None:
     """Judge the first and the smallest micro-batch, and drop the result: what would fail after hours fails now."""
     weights = {name: fingerprint([("", p)]) for name, p in module.named_parameters()}
     with _eval_mode(module) as buffers:
         for part in (batches.common_part(0), batches.smallest_part()):
             buffers.restore()
             try:
-                for total, count in _measured(module, part, measures, setting):
+                output, target = _judged(module, part, measures, setting)
+                for measure in measures.means.values():
+                    total, count = measure(output, target)
                     float(total), float(count)
+                if measures.gathered:
+                    Outputs().add(output, target, len(target))  # the measures themselves may need all samples
             except Exception as error:
                 error.add_note("This was a dry run of the evaluation, before the first step.")
                 raise
@@ -91,13 +119,15 @@ def rehearse(
             )
 
 
-def _measured(
-    module: torch.nn.Module, part: object, measures: Mapping[str, LossSum], setting: Setting
-) -> Iterator[SumAndCount]:
+def _judged(module: torch.nn.Module, part: object, measures: Measures, setting: Setting) -> tuple[Any, Any]:
+    """A micro-batch's output and target."""
+    if measures.forward is not None:
+        found = measures.forward(module, to_device(part, setting.device))
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ModelRefused("forward, in an evaluation, must return the pair (output, target)")
+        return found
     inputs, target = inputs_and_target(part, setting.device)
-    output = forward(module, inputs, setting)
-    for measure in measures.values():
-        yield measure(output, target)
+    return forward(module, inputs, setting), target
 
 
 @contextlib.contextmanager

@@ -9,46 +9,33 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dure.base.errors import DureError, JobError, ModelRefused, NotFinite, UsageError
+from dure.base.errors import ModelRefused, NotFinite, UsageError
 from dure.comm import tree
 from dure.comm.group import Group
 from dure.comm.reduce.exchanger import ALL_USED, NOT_FINITE, Exchanger, Pieces, Wire
 from dure.comm.reduce.hook import GradientExchange, OwnPlaces, StepExchange
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
-from dure.comm.topology import Topology
 from dure.data.batches import Batch
 from dure.data.seeds import seed_all, seed_of
 from dure.data.shards import rank_of_shard
 from dure.device.fingerprint import fingerprint
 from dure.observe.heartbeat import Heartbeat, Phase
-from dure.step.dataset_check import sample_bits
-from dure.step.loss import LossSum, SumAndCount
-from dure.step.replica import Buffers, ProbeResult, probe
+from dure.step.first_probe import probe_on
+from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
+from dure.step.loss import SumAndCount
+from dure.step.replica import Buffers, ProbeResult
 from dure.step.unused import complete, not_reached
 from dure.step.update import clip
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a step depends on besides the model and the data."""
-
-    topology: Topology
-    shards: int
-    seed: int
-    sync: bool
-    device: torch.device
-    precision: str = "fp32"
-    deadline_seconds: float = 150.0
-    """How long a rank waits for another."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +55,14 @@ class StepResult:
     """Of all ranks; of this one when sync is off."""
     mark: int
     """Hash of those samples (see `ledger`)."""
+
+
+class Steps(Protocol):
+    """A schedule: torch's, or any object that is stepped once after each update."""
+
+    def step(self) -> Any:
+        """Once per optimizer step."""
+        ...
 
 
 class Lockstep:
@@ -95,6 +90,12 @@ class Lockstep:
         self._frozen = [(name, p) for name, p in model.module.named_parameters() if not p.requires_grad]
         self._known = known
         self._buffers: Buffers | None = None
+        self._written: set[str] = set()
+        """Buffers that any loss was seen to write."""
+        self._beside: list[torch.nn.Module] = []
+        """Other models that losses use, in the order of their numbers in those names."""
+        self._probed: set[object] = set()
+        """Functions over whole micro-batches that the model was probed with."""
         self._stack = SubtreeStack(self._parameters)
         self._step = 0
         self._steps_begun = 0
@@ -105,16 +106,20 @@ class Lockstep:
         )
         model.register_comm_hook(None, self._exchange.hook)
 
-    def prepare(self, batch: Batch, loss: LossSum) -> None:
+    def prepare(self, batch: Batch, loss: PartLoss) -> None:
         """Before the first step: probe the model on this rank's first shard, unless that was done."""
         if not isinstance(batch, Batch):
             raise UsageError(
                 f"a step takes a batch of team.batches, not a {type(batch).__name__}; give the dataset (not a "
                 "DataLoader) to team.batches(dataset, global_batch=..., epochs=...)"
             )
-        if self._buffers is not None:
+        if self._buffers is not None and (not isinstance(loss, WholeLoss) or loss.written_as in self._probed):
             return
-        known = self._known
+        if isinstance(loss, WholeLoss):
+            self._probed.add(loss.written_as)
+            self._beside += [other for other in loss.beside if all(other is not one for one in self._beside)]
+            loss = replace(loss, beside=tuple(self._beside))  # whose numbers stay theirs
+        known = self._known if self._buffers is None else None
         if known is None:
             known = probe_on(self.model.module, batch, loss, self._setting, self._group)
         if known.unused and not self._find_unused:
@@ -122,9 +127,10 @@ class Lockstep:
                 f"the parameter {known.unused[0]} takes no part in the loss ({len(known.unused)} in all); freeze it "
                 "(requires_grad=False), or say that parameters may be unused: find_unused=True"
             )
-        self._buffers = Buffers(self.model.module, known.written)
+        self._written |= set(known.written)
+        self._buffers = Buffers(self.model.module, self._written, self._beside)
 
-    def forward_backward(self, batch: Batch, loss: LossSum, flags: int = 0) -> StepResult:
+    def forward_backward(self, batch: Batch, loss: PartLoss, flags: int = 0) -> StepResult:
         """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient, or None
         where no shard of any rank used the parameter.
 
@@ -135,14 +141,15 @@ class Lockstep:
         began = time.perf_counter()
         self._begin(batch)
         buffers.begin()
-        versions = [parameter._version for parameter in self._parameters]
+        beside = [parameter for module in self._beside for parameter in module.parameters()]
+        versions = [parameter._version for parameter in (*self._parameters, *beside)]
         # Once after an update: what writes weights in the forward pass may have found nothing to do before.
         bits = self._weights() if self._steps_begun == 2 else None
         step = self._new_exchange(batch, flags)
         unused = self._compute(batch, loss, step, buffers)
         ended = time.perf_counter()
         self._exchange.finish()
-        self._refuse_written_weights(versions, bits)
+        self._refuse_written_weights(beside, versions, bits)
         self._refuse_not_finite(batch, step.totals)
         if step.flags & NOT_FINITE:
             self._raise_not_finite(batch, loss, buffers)
@@ -164,8 +171,8 @@ class Lockstep:
 
     def update(
         self,
-        optimizer: torch.optim.Optimizer,
-        schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        schedules: Sequence[Steps] = (),
         clip_norm: float | None = None,
     ) -> float | None:
         """Apply the gradients; every rank does the same, with the same bits. Returns the norm, if clipped."""
@@ -183,8 +190,9 @@ class Lockstep:
                 "not updated. Look for an overflow in the model"
             )
         seed_all(seed_of(self._setting.seed, "update", self._step))  # for optimizers that draw random numbers
-        optimizer.step()
-        if schedule is not None:
+        for optimizer in optimizers:
+            optimizer.step()
+        for schedule in schedules:
             schedule.step()
         return norm
 
@@ -203,6 +211,7 @@ class Lockstep:
 
     def close(self) -> None:
         """End the communication thread."""
+        self._beside.clear()
         self._exchange.close()
 
     def _begin(self, batch: Batch) -> None:
@@ -227,7 +236,7 @@ class Lockstep:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _compute(self, batch: Batch, loss: LossSum, step: StepExchange, buffers: Buffers) -> set[int]:
+    def _compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
         """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
         setting, last = self._setting, batch.shards[-1]
         unused: set[int] | None = None
@@ -237,9 +246,9 @@ class Lockstep:
             for micro, part in enumerate(shard.parts):
                 meets = shard is last and micro == len(shard.parts) - 1
                 self._heartbeat.beat(batch.step, Phase.COMPUTE)
-                seed_all(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                seed_all(_seed(setting.seed, batch.step, micro, shard.shard, loss))
                 with contextlib.nullcontext() if meets else self.model.no_sync():
-                    total, count = compute_loss(self.model, part, loss, setting)
+                    total, count = self._loss_of(part, loss)
                     if not batch.idle:
                         step.totals.losses[shard.shard] += float(total.detach())
                         step.totals.counts[shard.shard] += count
@@ -253,6 +262,17 @@ class Lockstep:
                 without = self._stack.push(shard.shard, batch.active)
                 unused = without if unused is None else unused & without
         return unused or set()
+
+    def _loss_of(self, part: object, loss: PartLoss) -> SumAndCount:
+        """The loss of a micro-batch, by way of DDP, so that its reducer expects the backward pass."""
+        if not isinstance(loss, WholeLoss):
+            return compute_loss(self.model, part, loss, self._setting)
+        # The function may call any method of the module, several times: what DDP does around its forward pass is done
+        # around all of it. Under no_sync it does nothing.
+        self.model._pre_forward()
+        total, count = loss.of(self.model.module, part, self._setting)
+        self.model._post_forward(total)
+        return total, count
 
     def _backward_and_meet(
         self, total: torch.Tensor, step: StepExchange, unused: set[int] | None
@@ -296,15 +316,18 @@ class Lockstep:
     def _weights(self) -> list[str]:
         return [fingerprint([("", parameter)]) for parameter in self._parameters]
 
-    def _refuse_written_weights(self, versions: list[int], bits: list[str] | None) -> None:
-        now = [parameter._version for parameter in self._parameters]
+    def _refuse_written_weights(
+        self, beside: list[torch.nn.Parameter], versions: list[int], bits: list[str] | None
+    ) -> None:
+        now = [parameter._version for parameter in (*self._parameters, *beside)]
         written = next((at for at, version in enumerate(now) if version != versions[at]), None)
         if written is None and bits is not None:
             pairs = zip(bits, self._weights(), strict=True)
             written = next((at for at, (before, after) in enumerate(pairs) if before != after), None)
         if written is not None:
+            name = self._names[written] if written < len(self._names) else "of another model"
             raise ModelRefused(
-                f"the forward pass writes the parameter {self._names[written]}: once per shard, so the bits would "
+                f"the forward pass writes the parameter {name}: once per shard, so the bits would "
                 "depend on how many a rank computes. Make it a buffer (register_buffer), or write it after the step"
             )
 
@@ -317,7 +340,7 @@ class Lockstep:
                     "or train.clip_norm, and look at that shard's samples"
                 )
 
-    def _raise_not_finite(self, batch: Batch, loss: LossSum, buffers: Buffers) -> None:
+    def _raise_not_finite(self, batch: Batch, loss: PartLoss, buffers: Buffers) -> None:
         """All ranks know that a mean gradient is not finite: compute the shards again, and name where it began."""
         found = None if batch.idle else self._first_not_finite(batch, loss, buffers)
         told = self._group.gather(json.dumps(found), "looking for what is not finite")
@@ -335,14 +358,14 @@ class Lockstep:
         )
 
     def _first_not_finite(
-        self, batch: Batch, loss: LossSum, buffers: Buffers
+        self, batch: Batch, loss: PartLoss, buffers: Buffers
     ) -> tuple[int, str, list[int]] | None:
         setting = self._setting
         for shard in batch.shards:
             buffers.restore()
             sums: list[torch.Tensor | None] = [None] * len(self._parameters)
             for micro, part in enumerate(shard.parts):
-                seed_all(seed_of(setting.seed, "shard", batch.step, micro, shard.shard))
+                seed_all(_seed(setting.seed, batch.step, micro, shard.shard, loss))
                 total, _ = compute_loss(self.model.module, part, loss, setting)
                 gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
                 for at, gradient in enumerate(gradients):
@@ -355,99 +378,7 @@ class Lockstep:
         return None
 
 
-def probe_on(
-    module: torch.nn.Module, batch: Batch, loss: LossSum, setting: Setting, group: Group
-) -> ProbeResult:
-    """Probe a model on this rank's part of a batch, on samples that all ranks read, and on the smallest micro-batch
-    of an epoch; a collective call. What it tells does not depend on the number of ranks."""
-    first, *others = [part for shard in batch.shards for part in shard.parts]
-    same = batch.source.common_part(batch.step)
-
-    def computed(part: object, seed: int) -> torch.Tensor:
-        seed_all(seed)
-        return compute_loss(module, part, loss, setting)[0]
-
-    def smallest(seed: int) -> torch.Tensor:
-        try:
-            return computed(batch.source.smallest_part(), seed)
-        except Exception as error:
-            raise _too_small(batch, error) from error
-
-    here, there = (seed_of(setting.seed, "probe", place) for place in range(2))
-    found, bits = probe(
-        module,
-        partial(computed, first, here),
-        [*(partial(computed, other, there) for other in others or [first]), partial(smallest, there)],
-        partial(computed, same, here),
-    )
-    return replace(found, common=(sample_bits(same), bits)).with_others(group)
-
-
-def _too_small(batch: Batch, error: Exception) -> DureError:
-    """A failure with the smallest micro-batch, though a larger one went well."""
-    if isinstance(error, DureError):
-        return error
-    plan = batch.source.plan
-    shard, _, size = plan.smallest
-    split = plan.split
-    words = (
-        f"a micro-batch of {size} sample(s) fails ({type(error).__name__}: {error}): shard {shard} of an epoch's last "
-        f"step, which has {split.batch_size(split.steps - 1)} of {split.global_batch} samples"
-    )
-    if split.batch_size(split.steps - 1) < split.global_batch and split.steps > 1:
-        left_out = split.samples % split.global_batch
-        return ModelRefused(
-            f"{words}. Leave such steps out (data.drop_last = true, in a script drop_last=True; {left_out} of "
-            f"{split.samples} samples then take no part in an epoch), or choose a data.global_batch that divides "
-            f"{split.samples} with a larger rest"
-        )
-    return ModelRefused(f"{words}. Use a larger data.global_batch, or fewer team.shards")
-
-
-def compute_loss(module: torch.nn.Module, part: object, loss: LossSum, setting: Setting) -> SumAndCount:
-    """The loss of one micro-batch, as sum and count."""
-    inputs, target = inputs_and_target(part, setting.device)
-    output = forward(module, inputs, setting)
-    return loss(output, target)
-
-
-def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
-    """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict)."""
-    low = setting.precision == "bf16"
-    with torch.autocast(setting.device.type, dtype=torch.bfloat16) if low else contextlib.nullcontext():
-        try:
-            if isinstance(inputs, dict):
-                return module(**inputs)
-            if isinstance(inputs, list | tuple):
-                return module(*inputs)
-            return module(inputs)
-        except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
-                raise
-            raise ModelRefused(
-                "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
-                "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
-            ) from error
-
-
-def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
-    """A batch's two halves, on the device."""
-    if not isinstance(part, list | tuple) or len(part) != 2:
-        raise JobError(
-            f"a batch is a {type(part).__name__}; the dataset's samples must be pairs (input, target), "
-            "or data.collate must make them so"
-        )
-    inputs, target = part
-    return _to(inputs, device), _to(target, device)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: _to(inner, device) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to(inner, device) for inner in value]
-    return value
+def _seed(seed: int, step: int, micro: int, shard: int, loss: PartLoss) -> int:
+    """Of one micro-batch. A second loss of the same batch (a GAN's other half) draws other numbers than the first."""
+    again = ("pass", loss.number) if isinstance(loss, WholeLoss) and loss.number else ()
+    return seed_of(seed, "shard", step, micro, shard, *again)

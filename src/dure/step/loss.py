@@ -94,23 +94,27 @@ class _Summed:
     what: str
 
     def __call__(self, output: Any, target: Any) -> SumAndCount:
-        result = self.loss(output, target)
         name = f"{self.what} {getattr(self.loss, '__name__', type(self.loss).__name__)}"
-        if isinstance(result, tuple):
-            if len(result) != 2 or not isinstance(result[0], torch.Tensor) or result[0].dim():
-                raise ModelRefused(f"{name} returns a tuple that is not the pair (sum, count)")
-            return result[0], float(result[1])
-        if not isinstance(result, torch.Tensor):
-            raise ModelRefused(
-                f'{name} returns a {type(result).__name__}; return unreduced values (reduction="none"), one per sample '
-                "or token, or the pair (sum, count), as tensors"
-            )
-        if result.dim() == 0:
-            raise ModelRefused(
-                f"{name} returns one number; a mean of means would weigh shards wrongly. Return unreduced values "
-                '(reduction="none") or the pair (sum, count)'
-            )
-        return result.sum(), float(result.numel())
+        return sum_and_count(self.loss(output, target), name)
+
+
+def sum_and_count(result: Any, name: str) -> SumAndCount:
+    """What a user's function returned, as sum and count; `name` is the function's, for errors."""
+    if isinstance(result, tuple):
+        if len(result) != 2 or not isinstance(result[0], torch.Tensor) or result[0].dim():
+            raise ModelRefused(f"{name} returns a tuple that is not the pair (sum, count)")
+        return result[0], float(result[1])
+    if not isinstance(result, torch.Tensor):
+        raise ModelRefused(
+            f'{name} returns a {type(result).__name__}; return unreduced values (reduction="none"), one per sample '
+            "or token, or the pair (sum, count), as tensors"
+        )
+    if result.dim() == 0:
+        raise ModelRefused(
+            f"{name} returns one number; a mean of means would weigh shards wrongly. Return unreduced values "
+            '(reduction="none") or the pair (sum, count)'
+        )
+    return result.sum(), float(result.numel())
 
 
 def _is_plain(loss: torch.nn.Module) -> bool:

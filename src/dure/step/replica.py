@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import sys
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +66,20 @@ def compile_by_shape_alone() -> None:
     config.fail_on_recompile_limit_hit = True  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Look at compiled code as eager code: where it meets a dispatch mode, it would silently stay eager for ever."""
+    if _COMPILER in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    yield  # nothing is compiled yet, so the compiler need not be imported to say so
+    if _COMPILER in sys.modules:
+        torch.compiler.reset()  # the forward pass itself compiles
+
+
+_COMPILER = "torch._dynamo.eval_frame"
+
 MOST_BUCKET_MIB = 25.0
 LEAST_BUCKET_MIB = 1.0
 OVERLAPPING_BUCKETS = 8
@@ -91,6 +108,8 @@ def wrap(module: torch.nn.Module, *, free_cores: int) -> DistributedDataParallel
     if first.is_cuda:
         device_ids = [first.device.index]
     gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    # It says itself that it is no error: of a weight with one row, the gradient may come transposed.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     return DistributedDataParallel(
         module,
         device_ids=device_ids,
@@ -118,12 +137,14 @@ class Buffers:
     """Buffers that the forward pass writes, such as BatchNorm's statistics: every shard starts from the
     step's first value, and shard 0's result becomes the next step's, on every rank."""
 
-    def __init__(self, module: torch.nn.Module, names: Iterable[str]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, names: Iterable[str], beside: Sequence[torch.nn.Module] = ()
+    ) -> None:
+        """`beside` are models that the loss uses too; their buffers are treated alike."""
         wanted = set(names)
-        self._buffers = [buffer for name, buffer in module.named_buffers() if name in wanted]
-        self._others = [
-            (name, b) for name, b in module.named_buffers() if name not in wanted and not b.is_inference()
-        ]
+        named = buffers_of(module, beside)
+        self._buffers = [buffer for name, buffer in named.items() if name in wanted]
+        self._others = [(name, b) for name, b in named.items() if name not in wanted and not b.is_inference()]
         self._versions: list[int] = []
         self._start = [buffer.clone() for buffer in self._buffers]
         self._kept = [buffer.clone() for buffer in self._buffers]
@@ -162,6 +183,31 @@ class Buffers:
             group.from_leader(flat, "sharing buffers")
             parts = flat.split([buffer.numel() for buffer in same])
             torch._foreach_copy_(same, [p.view_as(b) for p, b in zip(parts, same, strict=True)])
+
+
+def buffers_of(module: torch.nn.Module, beside: Sequence[torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """All buffers by name, each once; those of models beside the trained one with their number before it."""
+    return _named(module, beside, torch.nn.Module.named_buffers)
+
+
+def _parameters_of(
+    module: torch.nn.Module, beside: Sequence[torch.nn.Module]
+) -> dict[str, torch.nn.Parameter]:
+    return _named(module, beside, torch.nn.Module.named_parameters)
+
+
+def _named(module: torch.nn.Module, beside: Sequence[torch.nn.Module], of: Any) -> dict[str, Any]:
+    named = dict(of(module))
+    known = {id(tensor) for tensor in named.values()}
+    for at, other in enumerate(beside):
+        for name, tensor in of(other):
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                named[f"{BESIDE}{at}.{name}"] = tensor
+    return named
+
+
+BESIDE = "beside "
 
 
 def _by_dtype(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
@@ -206,24 +252,36 @@ def probe(
     shard_loss: Callable[[], torch.Tensor],
     other_losses: Iterable[Callable[[], torch.Tensor]],
     common_loss: Callable[[], torch.Tensor] | None = None,
+    beside: Sequence[torch.nn.Module] = (),
 ) -> tuple[ProbeResult, str]:
     """Compute a shard, others, and the first again: the bits must be the same.
 
     That catches models with a state or a randomness of their own. Nothing of the model is changed. Returns besides
-    the fingerprint of what came of `common_loss`, which is computed first.
+    the fingerprint of what came of `common_loss`, which is computed first. `beside` are models that the loss uses too.
     """
-    start = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    buffers = Buffers(module, start)
-    identities = {name: id(buffer) for name, buffer in module.named_buffers()}
-    parameters = {name: (p._version, fingerprint([("", p)])) for name, p in module.named_parameters()}
+    start = {name: buffer.clone() for name, buffer in buffers_of(module, beside).items()}
+    buffers = Buffers(module, start, beside)
+    identities = {name: id(buffer) for name, buffer in buffers_of(module, beside).items()}
+    parameters = {
+        name: (p._version, fingerprint([("", p)])) for name, p in _parameters_of(module, beside).items()
+    }
     unused: set[str] = set()
     written: set[str] = set()
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
     def computed(loss_of: Callable[[], torch.Tensor]) -> str:
         buffers.restore()
-        versions = {name: buffer._version for name, buffer in module.named_buffers()}
+        versions = {name: buffer._version for name, buffer in buffers_of(module, beside).items()}
+        grads = [(p.grad, None if p.grad is None else p.grad._version) for _, p in named]
         loss = loss_of()
+        if any(
+            p.grad is not old or (old is not None and old._version != version)
+            for (_, p), (old, version) in zip(named, grads, strict=True)
+        ):
+            raise ModelRefused(
+                "the loss calls backward() itself; return it, and the step runs the backward pass. Gradients that the "
+                "loss needs come from torch.autograd.grad(..., create_graph=True)"
+            )
         gradients = _gradients(loss, [p for _, p in named])
         used = [(name, g) for (name, _), g in zip(named, gradients, strict=True) if g is not None]
         for name, gradient in used:
@@ -232,7 +290,7 @@ def probe(
                     f"{name} has a sparse gradient, which the tree cannot add; use sparse=False"
                 )
         unused.update(name for (name, _), g in zip(named, gradients, strict=True) if g is None)
-        now = dict(module.named_buffers())
+        now = buffers_of(module, beside)
         # A version tells of writes that change nothing yet, the bits of writes through .data, which has none.
         written.update(
             name
@@ -240,16 +298,15 @@ def probe(
             if name in now
             and (now[name]._version != versions[name] or not _same_bits(start[name], now[name]))
         )
-        return fingerprint([("loss", loss), *used, *module.named_buffers()])
+        return fingerprint([("loss", loss), *used, *now.items()])
 
-    # Compiled code that meets a dispatch mode would silently stay eager for ever; it is looked at as eager code.
-    with torch.compiler.set_stance("force_eager"), _NoCollectives():
+    with _eager(), _NoCollectives():
         common = computed(common_loss or shard_loss)
     first = computed(shard_loss)
     for other_loss in other_losses:
         computed(other_loss)
     again = computed(shard_loss)
-    replaced = [name for name, buffer in module.named_buffers() if identities.get(name) != id(buffer)]
+    replaced = [n for n, buffer in buffers_of(module, beside).items() if identities.get(n) != id(buffer)]
     if replaced:
         raise ModelRefused(
             f"the forward pass replaces the buffer {replaced[0]}; write into it instead (copy_)"
@@ -261,7 +318,7 @@ def probe(
             "or draws random numbers that the global generators of torch, numpy and random do not know; "
             "keep state in buffers and draw from the global generators"
         )
-    for name, p in module.named_parameters():
+    for name, p in _parameters_of(module, beside).items():
         if parameters.get(name) != (p._version, fingerprint([("", p)])):
             raise ModelRefused(
                 f"the forward pass writes the parameter {name}: once per shard, so the bits would depend on how many a "

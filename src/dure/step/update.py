@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from dure.base.errors import JobError
 from dure.config import Train
@@ -17,6 +18,8 @@ _REFUSED_OPTIMIZERS = {
     "SparseAdam": "it needs sparse gradients, which the tree cannot add",
 }
 _REFUSED_SCHEDULES = {"ReduceLROnPlateau": "it is not a function of the step"}
+_OF_OTHERS = ("SequentialLR", "ChainedScheduler")
+"""Schedules made of schedules."""
 
 
 def make_optimizer(
@@ -54,18 +57,74 @@ def _why_fused_is_wrong(kind: type, train: Train, module: torch.nn.Module, some_
     return ""
 
 
-def make_schedule(
-    train: Train, optimizer: torch.optim.Optimizer
-) -> torch.optim.lr_scheduler.LRScheduler | None:
+def checked_optimizer(made: object, reference: str, module: torch.nn.Module) -> torch.optim.Optimizer:
+    """What a job's own factory made, if it is an optimizer of the model's parameters."""
+    if not isinstance(made, torch.optim.Optimizer):
+        raise JobError(
+            f"train.optimizer: {reference} returned a {type(made).__name__}, not a torch.optim.Optimizer"
+        )
+    kind = next((name for name in _REFUSED_OPTIMIZERS if type(made).__name__ == name), None)
+    if kind is not None:
+        raise JobError(f"train.optimizer: {kind} is refused: {_REFUSED_OPTIMIZERS[kind]}")
+    own = {id(parameter) for parameter in module.parameters()}
+    for parameter in (p for group in made.param_groups for p in group["params"]):
+        if id(parameter) not in own:
+            raise JobError(
+                f"train.optimizer: {reference} has a parameter of shape {tuple(parameter.shape)} that is not the "
+                "model's"
+            )
+    return made
+
+
+def make_schedule(train: Train, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
     """The job's learning-rate schedule, to be stepped once per step."""
     if train.schedule is None:
         return None
+    return _schedule(train.schedule, dict(train.schedule_args), optimizer, "train.schedule")
+
+
+def checked_schedule(made: Any, reference: str) -> LRScheduler:
+    """What a job's own factory made, if it can be stepped, saved and restored."""
+    missing = [
+        name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(made, name, None))
+    ]
+    if missing:
+        raise JobError(
+            f"train.schedule: {reference} returned a {type(made).__name__} without {', '.join(missing)}; a schedule is "
+            "stepped once per step, saved and restored"
+        )
+    refused = next((name for name in _REFUSED_SCHEDULES if type(made).__name__ == name), None)
+    if refused is not None:
+        raise JobError(f"train.schedule: {refused} is refused: {_REFUSED_SCHEDULES[refused]}")
+    return made  # type: ignore[no-any-return]
+
+
+def _schedule(name: str, args: dict[str, Any], optimizer: torch.optim.Optimizer, key: str) -> LRScheduler:
     module = torch.optim.lr_scheduler
-    kind = _by_name(module, module.LRScheduler, train.schedule, "train.schedule", _REFUSED_SCHEDULES)
+    kind = _by_name(module, LRScheduler, name, key, _REFUSED_SCHEDULES)
     try:
-        return kind(optimizer, **train.schedule_args)  # type: ignore[no-any-return]
+        if name not in _OF_OTHERS:
+            return kind(optimizer, **args)  # type: ignore[no-any-return]
+        inner = args.pop("schedulers", None)
+        if not isinstance(inner, list) or not all(isinstance(one, dict) and "name" in one for one in inner):
+            raise JobError(
+                f"{key}_args.schedulers of {name} is {inner!r}; write a list of tables, such as "
+                '[{ name = "LinearLR", start_factor = 0.1, total_iters = 100 }, …]'
+            )
+        nested = next((one["name"] for one in inner if one["name"] in _OF_OTHERS), None)
+        if nested is not None:
+            raise JobError(
+                f"{key}_args.schedulers of {name} has a {nested}; torch cannot put one into the other"
+            )
+        made = [
+            _schedule(one["name"], {k: v for k, v in one.items() if k != "name"}, optimizer, key)
+            for one in inner
+        ]
+        if name == "SequentialLR":
+            return kind(optimizer, made, **args)  # type: ignore[no-any-return]
+        return kind(made, **args)  # type: ignore[no-any-return]
     except (TypeError, ValueError) as error:
-        raise JobError(f"train.schedule_args do not fit {train.schedule}: {error}") from error
+        raise JobError(f"{key}_args do not fit {name}: {error}") from error
 
 
 def clip(parameters: Iterable[torch.nn.Parameter], limit: float | None) -> float | None:

@@ -13,7 +13,9 @@
 """
 
 from dure.team.attached import Attached, attach
+from dure.team.checkpoint import Checkpoint
 from dure.team.joining import start
-from dure.team.team import Loss, Team
+from dure.team.steps import Loss
+from dure.team.team import Team
 
-__all__ = ["Attached", "Loss", "Team", "attach", "start"]
+__all__ = ["Attached", "Checkpoint", "Loss", "Team", "attach", "start"]

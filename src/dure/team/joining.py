@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 import torch
 
-from dure.base.errors import DureError, UsageError
+from dure.base.errors import DureError, Resumable, UsageError
 from dure.base.open_files import allow, needed
-from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.comm.call_board import CallBoard
 from dure.comm.group import join_world
 from dure.comm.link_secret import read_link_secret
 from dure.comm.reduce.factory import ExchangerFactory, Transport, WireName, wire_named
-from dure.comm.topology import Topology, read_topology
+from dure.comm.topology import Topology, read_run_folder, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.data.seeds import seed_all
 from dure.observe.heartbeat import Heartbeat
-from dure.step.lockstep import Setting
+from dure.step.forward import Setting
 from dure.step.replica import compile_by_shape_alone
 from dure.team.team import Team
 
@@ -47,9 +46,11 @@ def start(
     `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
     built next come from `seed`, the same on every rank.
     """
-    _tell_errors_in_one_line()
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
+    _tell_errors_in_one_line()
     topology = read_topology(os.environ, **given)
+    # All ranks stop together, and say the same: it is said once, by the launcher if that is ours.
+    _tell_errors_in_one_line(says_resumable=topology.is_leader and topology.launcher != "dure")
     for name, value, least, most in (
         ("seed", seed, 0, LARGEST_SEED),
         ("shards", shards, 1, MOST_SHARDS),
@@ -72,8 +73,8 @@ def start(
         torch.cuda.set_device(chosen)
         torch.use_deterministic_algorithms(True)
     setting = Setting(topology, shards, seed, sync, chosen, precision, deadline_seconds)
-    folder = os.environ.get("DURE_RUN")
-    heartbeat = Heartbeat(RunFolder(Path(folder)).heartbeat(topology.rank) if folder else None)
+    run = read_run_folder(os.environ)
+    heartbeat = Heartbeat(run.heartbeat(topology.rank) if run is not None else None)
     calls = CallBoard(store, topology.rank, topology.size, heartbeat)
     exchangers = ExchangerFactory(
         topology,
@@ -99,18 +100,31 @@ def start(
     return team
 
 
-def _tell_errors_in_one_line() -> None:
-    """In a script, an error of ours is its message; a traceback of every rank would bury it."""
-    before = sys.excepthook
+class _OneLine:
+    """An excepthook: an error of ours is its message; a traceback of every rank would bury it."""
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, DureError):
+    def __init__(self) -> None:
+        self.says_resumable = True
+        self._before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, DureError):
+            self._before(kind, error, trace)
+            return
+        if not isinstance(error, Resumable):
             say(str(error))
-        else:
-            before(kind, error, trace)
+            return
+        if self.says_resumable:
+            # torch's own hook around this one collects what is said, and loses it below.
+            with contextlib.redirect_stderr(sys.__stderr__):
+                say(str(error))
+        raise SystemExit(error.exit_code)  # the interpreter ends with it, in order
 
-    if getattr(before, "__name__", "") != "hook":
-        sys.excepthook = hook
+
+def _tell_errors_in_one_line(*, says_resumable: bool = True) -> None:
+    if not isinstance(sys.excepthook, _OneLine):
+        sys.excepthook = _OneLine()
+    sys.excepthook.says_resumable = says_resumable
 
 
 def _choose_device(wanted: str, topology: Topology) -> torch.device:

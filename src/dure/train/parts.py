@@ -9,11 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from dure.base.errors import JobError
 from dure.config import LoadedJob, factory
 from dure.data.batches import Batches
 from dure.observe import events
+from dure.step import update
+from dure.step.gathered import GATHERED, Gathered
 from dure.step.loss import LOSSES, METRICS, LossSum, as_sum
 from dure.team import Team
 from dure.weights.load import Loaded, Progress
@@ -39,6 +42,43 @@ class Parts:
     def measures(self) -> dict[str, LossSum]:
         """The metrics of evaluation, by name."""
         return {name: self._named(name, "eval.metrics", METRICS) for name in self._loaded.job.eval.metrics}
+
+    def gathered(self) -> dict[str, Gathered]:
+        """The metrics of all samples' outputs at once, by name."""
+        found: dict[str, Gathered] = {}
+        for name in self._loaded.job.eval.gathered:
+            if ":" not in name and name not in GATHERED:
+                raise JobError(
+                    f"eval.gathered: {name!r} is not known; use {', '.join(GATHERED)}, or a callable"
+                )
+            shown = name.partition(":")[2] or name
+            found[shown] = GATHERED.get(name) or factory.find(name, "eval.gathered", self._loaded.folder)
+        return found
+
+    def optimizer(self, module: torch.nn.Module, *, some_unused: bool) -> torch.optim.Optimizer:
+        """By name, or as the job's own factory makes it."""
+        train = self._loaded.job.train
+        if ":" not in train.optimizer:
+            return update.make_optimizer(train, module, some_unused=some_unused)
+        make = partial(
+            factory.find(train.optimizer, "train.optimizer", self._loaded.folder), module, lr=train.lr
+        )
+        made = self._called("train.optimizer", train.optimizer, make, train.optimizer_args)
+        return update.checked_optimizer(made, train.optimizer, module)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        """By name, or as the job's own factory makes it; None without one."""
+        train = self._loaded.job.train
+        if train.schedule is None or ":" not in train.schedule:
+            return update.make_schedule(train, optimizer)
+        make = partial(factory.find(train.schedule, "train.schedule", self._loaded.folder), optimizer)
+        made = self._called("train.schedule", train.schedule, make, train.schedule_args)
+        return update.checked_schedule(made, train.schedule)
+
+    def hooks(self) -> Any:
+        """What the job wants to be called, or None."""
+        reference = self._loaded.job.hooks
+        return self._make("hooks", reference, {}) if reference else None
 
     def eval_data(self) -> Any:
         """What the model is evaluated on, or None."""
@@ -160,9 +200,18 @@ class Parts:
             "data.factory": job.data.factory,
             "data.collate": job.data.collate,
             "train.loss": job.train.loss,
+            "train.optimizer": job.train.optimizer,
+            "train.schedule": job.train.schedule,
+            "hooks": job.hooks,  # they may change what is trained
         }
         named = {key: reference for key, reference in references.items() if reference and ":" in reference}
         return factory.own_code(named, self._loaded.folder)
+
+    def _called(self, key: str, reference: str, make: Callable[..., Any], args: dict[str, Any]) -> Any:
+        try:
+            return make(**self._loaded.arguments(args))
+        except Exception as error:
+            raise JobError(f"{key}: {reference} raised {type(error).__name__}: {error}") from error
 
     def _make(self, key: str, reference: str, args: dict[str, Any]) -> Any:
         return factory.make(reference, key, self._loaded.folder, self._loaded.arguments(args))

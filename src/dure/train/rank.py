@@ -24,9 +24,11 @@ from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
-from dure.step import update
-from dure.step.lockstep import StepResult, probe_on
+from dure.step.first_probe import probe_on
+from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.train.hooks import HookCalls, Moment
+from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
 
@@ -89,6 +91,7 @@ class Run:
         self.at.ledger.alone = not self.team.setting.sync
         self.collate, self.code = parts.collate(), parts.code()
         self.eval_data, self.measures = parts.eval_data(), parts.measures()
+        self.gathered = parts.gathered()
         self.model = self._replicate(module)
         if self.eval_data is not None:
             self.team.rehearse_evaluation(
@@ -98,40 +101,49 @@ class Run:
                 batch=job.eval.batch or job.data.global_batch,
                 collate=self.collate,
                 fresh=parts.eval_data,
+                gathered=self.gathered,
                 name="eval.factory",
             )
-        self.optimizer = update.make_optimizer(job.train, module, some_unused=self.some_unused)
+        self.optimizer = parts.optimizer(module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
             self.team.shard_optimizer(
                 self.model, self.optimizer, share_weights=True, own_gradients=job.train.clip_norm is None
             )
-        self.schedule = update.make_schedule(job.train, self.optimizer)
+        self.schedule = parts.schedule(self.optimizer)
+        self.hooks = HookCalls(parts.hooks(), self.team)
+        self.log = JobLog(self.loaded, self.folder, self.team, self.recorder)
         self.recipe = self._agree_on_recipe()
         self.checkpoints = self._checkpoint_manager()
         self.checkpoints.resume()
         self.start = self.at.steps_done
-        self.batches = self.batches.starting_at(self.start)
+        self.batches = self.batches.starting_at(self.batches.steps if self.at.stopped else self.start)
         self._record_team()
         self.seconds["load"] = time.perf_counter() - began
 
     def train(self) -> None:
         """The loop."""
         began, evaluating = time.perf_counter(), 0.0
+        self._call("on_start")
         for batch in self.batches:
             result = self.team.forward_backward(
                 self.model, batch, self.loss_sum, self.checkpoints.step_flags()
             )
             norm, update_seconds = self.update()
             self.record(batch, result, norm, update_seconds)
+            self._call("on_step")
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
-            self.save_if_due(result.flags)
+            if self.save_if_due(result.flags):
+                self._call("on_save")
+            if self.at.stopped:
+                break
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
         self.seconds["train"] = time.perf_counter() - began - evaluating
         if not self.at.evaluated:
             self.checkpoints.begin_last()  # whatever the evaluation comes to, the training is not lost
             evaluating += self.evaluate()
         self.seconds["eval"] = evaluating
+        self._call("on_end")
 
     def update(self) -> tuple[float | None, float]:
         """Update the replica; returns the gradients' norm, if it was clipped, and the seconds it took."""
@@ -152,12 +164,21 @@ class Run:
             self.prove()
 
     def evaluate_if_due(self, batch: Batch) -> float:
-        """After an epoch of training; the run's last evaluation comes after its last checkpoint was begun."""
-        every = self.loaded.job.eval.every_epochs
-        is_last_step = self.at.steps_done == self.batches.steps
-        if not every or not batch.last_of_epoch or is_last_step or (batch.epoch + 1) % every:
+        """After so many epochs or steps; the run's last evaluation comes after its last checkpoint was begun."""
+        settings = self.loaded.job.eval
+        epochs = batch.epoch + 1 if batch.last_of_epoch else 0
+        by_epochs = settings.every_epochs and epochs and epochs % settings.every_epochs == 0
+        by_steps = settings.every_steps and self.at.steps_done % settings.every_steps == 0
+        if self.at.steps_done == self.batches.steps or not (by_epochs or by_steps):
             return 0.0
-        return self.evaluate()
+        seconds = self.evaluate()
+        # Metrics are the same bits on all ranks, so all of them stop after the same step.
+        if self.at.ends_early(settings):
+            self._note(
+                f"ended early after step {self.at.steps_done} of {self.batches.steps}: {settings.stop_on} was not "
+                f"better than {self.at.best} in {settings.stop_after} evaluation(s)"
+            )
+        return seconds
 
     def record(self, batch: Batch, result: StepResult, norm: float | None, update_seconds: float) -> None:
         """Record the step's result; costs the training thread some microseconds."""
@@ -187,16 +208,19 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        self.log.step(batch.step, result.loss, norm, self.optimizer)
         self.saving_seconds = 0.0
         if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
             self._memory_at = time.monotonic()
             self.recorder.record(events.MemoryUsed(batch.step, _resident_bytes()))
 
-    def save_if_due(self, flags: int) -> None:
-        """Keep or save the run's state, as far as a step asks for it; most of that is done off this thread."""
+    def save_if_due(self, flags: int) -> bool:
+        """Keep or save the run's state, as far as a step asks for it; most of that is done off this thread.
+        Returns whether a checkpoint was begun."""
         began = time.perf_counter()
-        self.checkpoints.save_if_due(flags)
+        saved = self.checkpoints.save_if_due(flags)
         self.saving_seconds += time.perf_counter() - began
+        return saved
 
     def prove(self) -> str | None:
         """All replicas compare their state; nothing to compare when they train apart."""
@@ -218,6 +242,7 @@ class Run:
                 batch=job.eval.batch or job.data.global_batch,
                 workers=job.data.workers,
                 collate=self.collate,
+                gathered=self.gathered,
             )
             self.at.metrics, self.at.evaluated_after = found.metrics, self.at.steps_done
             self.at.ledger.add_evaluation(found.samples_of_all, found.mark_of_all, len(self.eval_data))
@@ -230,7 +255,17 @@ class Run:
                     f"{found.mark:016x}",
                 )
             )
+            self.log.evaluation(self.at.steps_done - 1, found.metrics)
+            self._call("on_eval")
         return time.perf_counter() - began
+
+    def _call(self, name: str) -> None:
+        """The job's own hook, if it has one."""
+        if name in self.hooks:
+            at, model = self.at, self.model.module
+            self.hooks(
+                name, Moment(self.team, model, self.optimizer, at.steps_done, at.loss, dict(at.metrics))
+            )
 
     def end(self) -> RankResult:
         """The last proof, the last checkpoint, and what this rank has to tell."""

@@ -21,7 +21,7 @@ from dure.launch.nodes.leader import Leader, listen_for_nodes
 from dure.launch.nodes.member import Member, NodeTaken, reach_leader
 from dure.launch.nodes.membership import LEADER, Membership, Terms
 from dure.launch.nodes.messages import Hello
-from dure.launch.restart_policy import Restart
+from dure.launch.restart_policy import Restart, UnsavedScript
 
 _TAKEN_SECONDS = 10.0
 """Beyond twice `lost_seconds`: until a node that was cut off has been missed, and has ended."""
@@ -47,7 +47,9 @@ class Nodes:
     facts: dict[str, str]
     """What must be the same on all nodes."""
     is_job: bool = True
-    """A job has one folder for all nodes, and goes on from what it has saved; a script has neither."""
+    """A job has one folder for all nodes, and goes on from what it has saved; a script has a folder a node."""
+    script: UnsavedScript | None = None
+    """What holds for a script until it saves, as the leader sees it."""
 
     @property
     def leads(self) -> bool:
@@ -114,6 +116,7 @@ def join(
                 nodes.join_seconds,
                 nodes.max_restarts,
                 nodes.is_job,
+                nodes.script,
             )
             membership = Membership(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
             leader = stack.enter_context(Leader(listener, membership, nodes.lost_seconds, key))

@@ -34,7 +34,7 @@ from dure.launch.nodes.messages import (
     Team,
     Welcome,
 )
-from dure.launch.restart_policy import Restart, RestartPolicy
+from dure.launch.restart_policy import Restart, RestartPolicy, UnsavedScript
 
 LEADER = 0
 _BETTER_CAUSE_SECONDS = 4.0
@@ -57,6 +57,13 @@ class Terms:
     max_restarts: int
     resumable: bool = True
     """Whether the run goes on from what it has saved when it is started again."""
+    script: UnsavedScript | None = None
+    """What holds for a script until it saves."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run would go on, as far as is known by now."""
+        return self.resumable or (self.script is not None and self.script.saves())
 
 
 @dataclass
@@ -98,7 +105,7 @@ class Membership:
         self._enough_since: float | None = None
         self._in_team: list[int] = []
         self._team = 0
-        self._restart_policy = RestartPolicy(self.terms.max_restarts, ranks=0)
+        self._restart_policy = RestartPolicy(self.terms.max_restarts, ranks=0, script=self.terms.script)
         self._failures: list[tuple[Failure, float]] = []
         self._furthest = -1
 
@@ -319,9 +326,10 @@ class Membership:
         )
 
     def _end_resumable(self, why: str) -> Outgoing:
-        if not self.terms.resumable:
+        if not self.terms.goes_on:
             return self._end(End(Failure(f"{why}; all ranks are ended")))
-        words = f"{why}; resumable: the same commands with --run-dir {self.terms.run} go on from the newest checkpoint"
+        how = f" with --run-dir {self.terms.run}" if self.terms.resumable else ""
+        words = f"{why}; resumable: the same commands{how} go on from the newest checkpoint"
         return self._end(End(Failure(words, exit_code=Resumable.exit_code)))
 
     def _end(self, end: End) -> Outgoing:

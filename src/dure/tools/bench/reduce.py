@@ -17,7 +17,7 @@ from typing import Any, cast
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.tools.bench import openmpi
 from dure.tools.bench.two_nodes import TwoNodes
 from dure.tools.lab.network import bits_per_second
@@ -66,7 +66,7 @@ def bench_reduce(
                 beside.enter_context(openmpi.beside(Path(temporary), ranks))
             args = (list(mib), rounds, wire, temporary if has_openmpi else None)
             results = run_team(
-                entry, args, ranks=ranks, folder=folder, hang_seconds=HANG_SECONDS, preload=TORCH_WITH_DDP
+                entry, args, ranks=ranks, folder=folder, hang_seconds=HANG_SECONDS, preload=TORCH
             )
         else:
             pair = beside.enter_context(TwoNodes(rate))

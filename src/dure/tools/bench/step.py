@@ -16,7 +16,7 @@ from typing import Any, cast
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder
 from dure.launch import run_team
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.tools.bench.workload import DDP, DURE, FINER, LIBRARIES, LIMIT, SHARDED, RankFigures, Workload
 
 HANG_SECONDS = 120.0
@@ -88,7 +88,7 @@ def _run(ranks: int, names: Sequence[str], load: Workload, rounds: int, steps: i
             ranks=ranks,
             folder=RunFolder(Path(path)),
             hang_seconds=HANG_SECONDS,
-            preload=(*TORCH_WITH_DDP, *libraries),
+            preload=(*TORCH, *libraries),
         )
     return cast("list[RankFigures]", found)
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from dure.base.errors import Failure, RankFailed, UsageError
 from dure.base.run_folder import RunFolder
 from dure.launch.failure import settled_cause
-from dure.launch.preload import TORCH_WITH_DDP
+from dure.launch.preload import TORCH
 from dure.launch.rank import Call, RankStart, Returned
 from dure.launch.ranks import Ranks
 from dure.launch.stop import StopSignals
@@ -93,7 +93,7 @@ class TwoNodes:
         ranks_per_node: int = 4,
         folder: RunFolder,
         deadline_seconds: float = 600.0,
-        preload: Sequence[str] = TORCH_WITH_DDP,
+        preload: Sequence[str] = TORCH,
     ) -> list[object]:
         """Call `entry` (`package.module:function`) with `args` on every rank; return their values in rank order.
 
