@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dure.base.errors import DureError, RankFailed
+from dure.base.language import chosen_language, speak
 from dure.base.say import keep_output_harmless, redacted, say, stdout_trouble
 from dure.cli import drill, train
 from dure.cli.bench import bench
@@ -19,6 +20,7 @@ from dure.cli.image import image
 from dure.cli.lab import lab
 from dure.cli.lesson import lesson
 from dure.cli.new import new
+from dure.cli.options import Lang
 from dure.cli.page import PAGE_EPILOG, page, report
 from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
 from dure.cli.replay import REPLAY_EPILOG, diff, replay
@@ -62,6 +64,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    lang: Lang = None,
 ) -> None:
     pass
 
@@ -96,6 +99,7 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
+        speak(chosen_language(None))
         app()
     except SystemExit as ended:  # as the command ends when all went well, too
         if ended.code in (None, 0):
