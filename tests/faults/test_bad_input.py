@@ -1,6 +1,7 @@
 """Whatever is wrong, one clear line says so; the exit code is right and nothing is left behind."""
 
 import os
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -159,6 +160,24 @@ def test_a_rank_that_is_killed_is_named(job, tmp_path):
         job, tmp_path / "run", "--set", "model.factory=" + broken("act"), "--set", "model.args.do=kill"
     )
     fails(ended, 1, "rank 1", "SIGKILL", "started again 3 times and came no further than step 0")
+
+
+def test_what_users_see_is_korean_and_logs_and_files_stay_english(job, tmp_path):
+    ended = train(
+        job,
+        tmp_path / "run",
+        *("--set", "model.factory=" + broken("act"), "--set", "model.args.do=kill"),
+        *("--set", "team.max_restarts=1", "--lang", "ko"),
+    )
+    fails(ended, 1, "의 랭크 1이 SIGKILL에 의해 강제 종료되었습니다: 메모리 부족이거나")
+    assert "팀을 한 번 다시 시작했지만 스텝 0을 넘지 못했습니다." in ended.err
+    assert "모든 랭크를 다시 시작합니다 (진전 없는 재시작 1번 중 1번째): " in ended.err
+    assert "was killed" not in ended.err
+    kept = [
+        path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.[jl]*") if path.is_file()
+    ]
+    assert kept
+    assert not re.search("[가-힣]", "".join(kept))
 
 
 @pytest.mark.soak

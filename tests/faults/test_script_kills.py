@@ -7,8 +7,12 @@ import signal
 
 import pytest
 from support import FOLDER
-from support.leftovers import all_gone
+from support.leftovers import all_gone, wait_until
 from support.script_runs import ScriptRun, alone
+
+from dure.base.team_key import make_key_file
+from dure.observe.heartbeat import read_beat
+from dure.tools.bench.ports import free_ports
 
 STEPS = 24
 
@@ -87,6 +91,31 @@ def test_a_killed_rank_costs_no_more_than_a_step_as_states_are_kept_in_memory(un
     assert "all ranks start again (restart 1 of 3 without progress): rank 1" in said
     began = int(said.split("goes on from step ")[1].split()[0])
     assert restart["step"] - 2 <= began <= restart["step"] + 1, "nothing was saved in storage by then"
+
+
+@pytest.mark.soak  # a busy machine would take a node that imports torch for lost
+def test_a_script_on_two_nodes_is_started_again_on_both_by_the_leader(undisturbed, tmp_path):
+    key, port = tmp_path / "key", free_ports(1)[0]
+    make_key_file(key)
+    nodes = [ScriptRun(tmp_path / f"node-{node}") for node in range(2)]
+    try:
+        for node, run in enumerate(nodes):
+            place = ["--nodes", 2, "--node-rank", node, "--leader", f"127.0.0.1:{port}", "--team-key", key]
+            run.start(1, "--nap", "0.05", "--folder", tmp_path / "saved", own=place)
+        victim = wait_until(lambda: beat_from(nodes[1].folder.heartbeat(1), 8), "step 8", 300)
+        os.kill(victim.pid, signal.SIGKILL)
+        (code, said, found), (other, _, _) = [run.end() for run in nodes]
+    finally:
+        for run in nodes:
+            run.clear()
+    assert (code, other, found) == (0, 0, undisturbed), said
+    assert "all ranks start again (restart 1 of 3 without progress): rank 1 on" in said
+    assert "began at 0" not in said.split("start again")[1]
+
+
+def beat_from(path, step):
+    beat = read_beat(path)
+    return beat if beat is not None and beat.step >= step else None
 
 
 def test_a_stock_script_is_started_again_as_under_torchrun_and_goes_on_from_its_own_file(tmp_path):

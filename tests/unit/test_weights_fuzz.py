@@ -49,7 +49,7 @@ STRICTER = (
     "dtype '",  # types whose elements share bytes; and complex or 8-bit ones of other makers
     "the shape",  # more dimensions, or elements, than torch can count
     "does not begin with",
-    "as dtype, shape and data_offsets, but as",  # nested extras, or an entry of more than 16 KB
+    "is no JSON object of tensors",  # nested extras
     "__metadata__",
 )
 """What is refused here and accepted by the format's own reader."""

@@ -11,6 +11,7 @@ DureError                 1   training failed
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
 ├── ReplicasDiffer        3   fingerprints that must agree do not
+├── ReceiptWrong          3   a receipt, or what it is compared with, is not what was recorded; names the first place
 ├── PreflightFailed       4   a node would fail the run; names the nodes and what is wrong with them
 ├── Resumable            75   stopped early, at a step, and saved: the same command goes on
 └── StoppedAtOnce       130   Ctrl-C (130) or SIGTERM (143)
@@ -65,6 +66,12 @@ class NotFinite(DureError):
 
 class ReplicasDiffer(DureError):
     """Replicas that must be the same bits are not."""
+
+    exit_code = 3
+
+
+class ReceiptWrong(DureError):
+    """A receipt's chain is broken, or a checkpoint, weights or a replay are not what it says."""
 
     exit_code = 3
 

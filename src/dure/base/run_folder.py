@@ -47,6 +47,26 @@ class RunFolder:
         """Here while the run is asked to stop at its next step."""
         return self.path / "stop"
 
+    @property
+    def receipt(self) -> Path:
+        """The run's receipt: a chain of hashes over its steps (see `proof/receipt.py`)."""
+        return self.path / "receipt"
+
+    @property
+    def receipt_head(self) -> Path:
+        """What the run depends on; its chain begins with this file's hash."""
+        return self.receipt / "head"
+
+    @property
+    def receipt_steps(self) -> Path:
+        """The chain's records."""
+        return self.receipt / "steps"
+
+    @property
+    def samples(self) -> Path:
+        """Hashes of what the run's samples contained when they were first read."""
+        return self.receipt / "samples"
+
     def asked_to_stop(self) -> bool:
         """Whether `stop` is here; a storage that does not answer asks for nothing."""
         try:

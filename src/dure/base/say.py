@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import IO, Any, TextIO, cast
 
+from dure.base.language import as_spoken
+
 _USER_IN_URL = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
 _SECRET_IN_URL = re.compile(
     r"(?i)([?&](?:[a-z0-9_-]*(?:signature|credential|token|password|secret|key)[a-z0-9_-]*)=)[^&\s'\"<>]+"
@@ -32,13 +34,12 @@ def say(text: str, *, urgent: bool = False) -> None:
 
     `urgent`, in a rank: also through the launcher, as the rank's own log may be on the disk that is in trouble.
     """
-    text = redacted(text)
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
-            sys.stderr.write(f"dure: {text}\n")
+            sys.stderr.write(f"dure: {redacted(as_spoken(text))}\n")
             sys.stderr.flush()
     if urgent and _launcher is not None:
-        _launcher(text)
+        _launcher(redacted(text))
 
 
 def say_through(launcher: Callable[[str], None]) -> None:

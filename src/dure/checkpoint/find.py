@@ -40,6 +40,10 @@ from dure.storage import Store, open_store
 _NAME = re.compile(rf"{PREFIX}[A-Za-z0-9._-]{{1,200}}")
 """What looks like a checkpoint; others' files may be there too, with names that a terminal would obey."""
 CHUNK_BYTES = 16 << 20
+_ARITHMETIC, _FIRST_SAMPLES = "arithmetic", "first_samples"
+"""Parts of a recipe that older states do not have."""
+_NAMED = 4
+"""Operations that a message names."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +203,29 @@ def _on_leader(everyone: Group, look: Callable[[], Sequence[tuple[str, str]]]) -
 def refuse_other_recipe(facts: Mapping[str, Any], recipe: dict[str, Any], where: str) -> None:
     """Refuse to go on with a state that other code, another job or another machine's arithmetic has begun; says what
     differs."""
-    different = sorted(_differences(facts["recipe_words"], json.loads(json.dumps(recipe))))
+    before, now = dict(facts["recipe_words"]), json.loads(json.dumps(recipe))
+    if _FIRST_SAMPLES not in before:  # of a version that did not look
+        now.pop(_FIRST_SAMPLES, None)
+    arithmetic = [each.pop(_ARITHMETIC, None) for each in (before, now)]
+    different = [*_other_arithmetic(*arithmetic), *sorted(_differences(before, now))]
     if different:
         raise UsageError(
             f"{where} holds a run of another recipe: {'; '.join(different[:5])}; going on would give other "
             "bits. Undo the change, or start anew with --fresh or in another folder (nothing is deleted)"
+        )
+
+
+def _other_arithmetic(before: dict[str, str] | None, now: dict[str, str] | None) -> Iterator[str]:
+    """Which operations give other bits on this machine; nothing for a state of a version that did not measure it."""
+    if not before or not now:
+        return
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names:
+        more = ", …" if len(names) > _NAMED else ""
+        yield (
+            f"this machine computes other bits in {len(names)} of {len(now)} operations "
+            f"({printable(', '.join(names[:_NAMED]), 200)}{more}): go on where it began, or begin with "
+            'team.arithmetic = "portable" where several kinds of CPU are to give the same bits'
         )
 
 
@@ -213,6 +235,8 @@ def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
         for name in {*before, *now}:
             dotted = f"{key}.{name}" if key and key != "job" else name
             yield from _differences(before.get(name), now.get(name), dotted)
+    elif before != now and key == _FIRST_SAMPLES:
+        yield "the data's first samples are changed"
     elif before != now and key.startswith("code."):
         how = "new" if before is None else "gone" if now is None else "changed"
         yield f"{printable(key.removeprefix('code.'), 200)} is {how}"

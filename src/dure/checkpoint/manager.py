@@ -111,6 +111,8 @@ class Reporting:
     heartbeat: Heartbeat
     note: Callable[[str], None]
     """Tells the user something."""
+    saving: Callable[[int], None] = lambda steps_done: None
+    """Told before the state after so many steps is saved to storage."""
 
 
 class CheckpointManager:
@@ -219,7 +221,7 @@ class CheckpointManager:
             return False
         due = storage.due(flags, self._progress.steps_done, evaluated=self._progress.evaluated)
         if due:
-            storage.save(self._state(), self._beat)
+            storage.save(self._state_to_save(), self._beat)
         if flags & STOP and (self._run.steps is None or self._progress.steps_done < self._run.steps):
             self._stop(storage)
         return due
@@ -231,7 +233,7 @@ class CheckpointManager:
             return
         storage.wait(self._beat)
         if not storage.is_saved(self._progress.steps_done):
-            storage.save(self._state(), self._beat)
+            storage.save(self._state_to_save(), self._beat)
 
     def save_now(self) -> str:
         """Save the state as it is, and wait until it is saved; returns why it is not, "" when it is."""
@@ -239,7 +241,7 @@ class CheckpointManager:
         if storage is None:
             return ""
         self._wait(storage)
-        storage.save(self._state(), self._beat)
+        storage.save(self._state_to_save(), self._beat)
         self._wait(storage)
         return self._trouble(storage)
 
@@ -258,7 +260,7 @@ class CheckpointManager:
             if not wanted or trouble == _STUCK:
                 break
             self._pause(pause_seconds)
-            storage.save(self._state(), self._beat)
+            storage.save(self._state_to_save(), self._beat)
             self._wait(storage)
             trouble = self._trouble(storage)
             wanted = bool(trouble)
@@ -402,6 +404,10 @@ class CheckpointManager:
         progress.go_on_from(whole.facts)
         replica.verify(progress.steps_done - 1)
         self._reporting.note(f"goes on from step {progress.steps_done}{self._run.of_steps}")
+
+    def _state_to_save(self) -> State:
+        self._reporting.saving(self._progress.steps_done)
+        return self._state()
 
     def _state(self) -> State:
         """This rank's share of a checkpoint."""

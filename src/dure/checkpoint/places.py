@@ -108,7 +108,8 @@ def _place_of_job(run: RunFolder) -> str:
 def _place_of_script(run: RunFolder) -> str:
     """What a script said, else where scripts save by themselves, else this very folder."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(read_at_most(run.script, LONGEST_JOB))["checkpoints"])
+        told = str(json.loads(read_at_most(run.script, LONGEST_JOB))["checkpoints"])
+        return told if "://" in told else str(run.path / told)
     for place in (run.path / Checkpoint().folder, run.path):
         if next(place.glob("step-*/manifest.json"), None) is not None:
             return str(place)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dure.base.errors import DureError, RankFailed
+from dure.base.language import chosen_language, speak
 from dure.base.say import keep_output_harmless, redacted, say, stdout_trouble
 from dure.cli import drill, train
 from dure.cli.bench import bench
@@ -19,7 +20,10 @@ from dure.cli.image import image
 from dure.cli.lab import lab
 from dure.cli.lesson import lesson
 from dure.cli.new import new
+from dure.cli.options import Lang
 from dure.cli.page import PAGE_EPILOG, page, report
+from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
+from dure.cli.replay import REPLAY_EPILOG, diff, replay
 from dure.cli.run import ScriptCommand, run
 from dure.cli.slurm import add_to as add_slurm_to
 
@@ -39,6 +43,8 @@ app = typer.Typer(
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure page RUN                      see it in the browser, live or after; report RUN: one file to send
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
+    dure verify RUN                    check what a run recorded of itself, offline; receipt RUN: show or sign it
+    dure replay RUN --steps 40:60      compute steps of a run again, and compare; diff RUN1 RUN2: where they part
     dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
     dure run --ranks 4 ddp.py …        run a script of your own, as torchrun would, only sooner
     """,
@@ -58,6 +64,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    lang: Lang = None,
 ) -> None:
     pass
 
@@ -72,6 +79,10 @@ app.command()(report)
 app.command(epilog="Example: dure lesson --lang ko; dure lesson -o lesson.html writes it as one file")(lesson)
 app.command()(checkpoints)
 app.command()(export)
+app.command()(receipt)
+app.command(epilog=VERIFY_EPILOG)(verify)
+app.command(epilog=REPLAY_EPILOG)(replay)
+app.command()(diff)
 app.command(epilog=drill.EPILOG)(drill.drill)
 add_slurm_to(app)
 app.add_typer(bench, name="bench")
@@ -88,6 +99,7 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
+        speak(chosen_language(None))
         app()
     except SystemExit as ended:  # as the command ends when all went well, too
         if ended.code in (None, 0):

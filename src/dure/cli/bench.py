@@ -148,6 +148,35 @@ def bench_load(
     print_figures(load, figures, as_json)
 
 
+@bench.command("arithmetic")
+def bench_arithmetic(
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[JOB]...", help="Job files.", show_default="four of examples/"),
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Interleaved runs of each kind; medians are printed.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What team.arithmetic = "portable" costs: each job trained natively and portably in turn."""
+    from dure.tools.bench import arithmetic
+
+    print_figures(arithmetic, arithmetic.bench_arithmetic(jobs or [], ranks=ranks, rounds=rounds), as_json)
+
+
+@bench.command("receipt")
+def bench_receipt(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 7,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """What a run's receipt costs a step, in CPU-seconds: with and without one, in the same ranks."""
+    from dure.tools.bench import receipt
+
+    print_figures(receipt, receipt.bench_receipt(ranks=ranks, rounds=rounds, steps=steps), as_json)
+
+
 @bench.command("page")
 def bench_page(
     steps: Annotated[int, typer.Option(help="Steps of the long run.")] = 1_000_000,

@@ -35,3 +35,4 @@ def demo(
     where = "" if run_dir is None else f" {run_dir}"
     if not as_json:
         say(f"see it in the browser: dure page{where}; while it trains: dure demo --page")
+        say("how it works, in eleven chapters: dure lesson")

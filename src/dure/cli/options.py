@@ -7,6 +7,15 @@ from typing import Annotated
 
 import typer
 
+from dure.base.language import chosen_language, speak
+
+
+def _speak(wanted: str | None) -> str | None:
+    if wanted is not None:
+        speak(chosen_language(wanted))
+    return wanted
+
+
 RunDir = Annotated[
     Path | None,
     typer.Option(
@@ -39,7 +48,14 @@ TeamKeyFile = Annotated[
 ]
 Port = Annotated[int, typer.Option(help="Port of the team on this machine; 0: a free one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Lang = Annotated[str | None, typer.Option(help="en or ko.", show_default="by the locale")]
+Lang = Annotated[
+    str | None,
+    typer.Option(
+        callback=_speak,
+        help="en or ko: for all that is shown; logs and files stay English.",
+        show_default="DURE_LANG, else by the locale",
+    ),
+]
 Page = Annotated[
     bool,
     typer.Option("--page", help="Show it in the browser while it runs: a process of its own, `dure page`."),

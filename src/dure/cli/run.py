@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,13 @@ from dure.cli.options import Leader, NodeRank, Port, RunDir, TeamKeyFile
 
 MAX_RESTARTS = 3
 """Of a script that saves, as of a job."""
+
+
+class Arithmetic(StrEnum):
+    """Which bits a script's ranks compute."""
+
+    NATIVE = "native"
+    PORTABLE = "portable"
 
 
 class ScriptCommand(TyperCommand):
@@ -107,6 +115,12 @@ def run(
         ),
     ] = "2",
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
+    arithmetic: Annotated[
+        Arithmetic,
+        typer.Option(
+            help="portable: kernels with the same bits on x86-64 CPUs with AVX2 of all vendors; slower."
+        ),
+    ] = Arithmetic.NATIVE,
     cold: Annotated[
         bool, typer.Option("--cold", help="New interpreters, for scripts that set things up before torch.")
     ] = False,
@@ -176,6 +190,7 @@ def run(
     at once. A script with team.checkpoint finishes its step, saves and ends with 75 instead; the same command with
     --run-dir goes on, on any number of ranks. When a rank of it dies, all start again from the last state.
     """
+    from dure.base.portable import launch_environment
     from dure.engine.new_run import named_by_time, new_run
     from dure.engine.nodes import nodes_of_script, run_script_on_nodes
     from dure.launch.script import refuse_missing, run_script, say_restart, unsaved_script
@@ -197,6 +212,7 @@ def run(
         spec = LaunchSpec(
             ranks=count,
             folder=folder,
+            environment=launch_environment(arithmetic),
             port=port,
             grace_seconds=grace,
             max_restarts=MAX_RESTARTS if max_restarts is None else max_restarts,

@@ -163,6 +163,9 @@ class Train(Section):
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
     prove_every: CountOrNone = 100
     """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
+    receipt_every: CountOrNone = 100
+    """Steps between two hashes of all weights and optimizer state in the run's receipt; 0: only at the end. Those of
+    checkpoints are always recorded."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:
@@ -190,6 +193,9 @@ class TeamSection(Section):
     """Fixed parts of every global batch, at most 65536; the bits depend on this, never on the ranks."""
     threads: Threads = 1
     """Threads a rank computes with, at most 1024. Part of the recipe: another number gives other bits."""
+    arithmetic: Literal["native", "portable"] = "native"
+    """`portable`: kernels that give the same bits on x86-64 CPUs with AVX2 of all vendors; slower. `native`: this CPU's
+    fastest; nodes whose CPUs compute other bits are refused, and so is going on with such a run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model lives; `auto` takes CUDA where there is a device for every local rank."""
     sync: bool = True

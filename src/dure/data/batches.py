@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dure.base.errors import UsageError
+from dure.data.content import WithContents, content_of
 from dure.data.dataset import SeededSamples
 from dure.data.ledger import mark_of
 from dure.data.seeds import seed_all, seed_of
@@ -51,10 +52,18 @@ class Batch:
     ids: tuple[int, ...]
     """The samples of this rank."""
     last_of_epoch: bool
+    contents: tuple[int, ...]
+    """Hashes of what `ids` contain, as they were read (see `content`)."""
     waited_seconds: float
     """Time the rank waited for the data."""
     source: Batches = field(repr=False, compare=False)
     """What it is of."""
+
+    @property
+    def content_mark(self) -> int:
+        """Hash of what `ids` contain, whatever their order; those of ranks add up."""
+        pairs = zip(self.ids, self.contents, strict=True)
+        return sum(content * (2 * sample + 1) for sample, content in pairs) & (1 << 64) - 1
 
     @cached_property
     def mark(self) -> int:
@@ -133,7 +142,7 @@ class Batches:
             SeededSamples(dataset, plan.seed, place),
             batch_sampler=self._keys,
             num_workers=workers,
-            collate_fn=collate or default_collate,
+            collate_fn=WithContents(collate or default_collate),
             prefetch_factor=max(2, plan.accumulate * 2) if workers else None,
             worker_init_fn=_end_with_the_rank if workers else None,
         )
@@ -159,6 +168,10 @@ class Batches:
         samples = SeededSamples(self._dataset, self.plan.seed, self._place)
         part = self.plan.parts(self.plan.order(epoch), in_epoch, shard)[micro]
         return (self._collate or default_collate)([samples[epoch, sample] for sample in part])
+
+    def content(self, epoch: int, sample: int) -> int:
+        """The hash of a sample as it is read now, for an epoch."""
+        return content_of(SeededSamples(self._dataset, self.plan.seed, self._place)[epoch, sample])
 
     def starting_at(self, step: int) -> Batches:
         """The same batches from a step on: the cursor is the only state that data has."""
@@ -191,13 +204,14 @@ class Batches:
             own, idle = self.plan.own_shards(in_epoch)
             ids = [self.plan.parts(order, in_epoch, shard) for shard in own]
             began = time.perf_counter()
+            read = [[next(parts) for _ in of_shard] for of_shard in ids]
             shards = tuple(
                 ShardBatch(
                     shard,
-                    tuple(next(parts) for _ in of_shard),
-                    tuple(sample for part in of_shard for sample in part),
+                    tuple(batch for _, batch in of_shard),
+                    tuple(sample for part in samples for sample in part),
                 )
-                for shard, of_shard in zip(own, ids, strict=True)
+                for shard, of_shard, samples in zip(own, read, ids, strict=True)
             )
             # What the user draws next, between two steps, is then the same on every rank.
             seed_all(seed_of(self.plan.seed, self._place, "batch", step))
@@ -209,6 +223,7 @@ class Batches:
                 shards=shards,
                 idle=idle,
                 ids=() if idle else tuple(sample for shard in shards for sample in shard.ids),
+                contents=() if idle else tuple(one for part in read for found, _ in part for one in found),
                 last_of_epoch=in_epoch == split.steps - 1,
                 waited_seconds=time.perf_counter() - began,
                 source=self,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dure.base.files import open_own, write_whole
 from dure.base.language import Language, chosen_language
+from dure.base.portable import launch_environment
 from dure.base.run_folder import RunFolder
 from dure.base.say import redacted, say, stdout_trouble
 from dure.base.team_key import TeamKey
@@ -193,6 +194,7 @@ def _launch(
         spec = LaunchSpec(
             ranks=team.ranks,
             folder=folder,
+            environment=launch_environment(team.arithmetic),
             hang_seconds=team.hang_seconds,
             port=port,
             on_tick=tick,
@@ -217,6 +219,12 @@ def _launch(
             with contextlib.suppress(OSError):
                 folder.stop.unlink(missing_ok=True)
     return results
+
+
+def launch_ranks(loaded: LoadedJob, folder: RunFolder, language: Language) -> list[RankResult]:
+    """Train a job in this folder, on this machine alone, without a summary."""
+    folder.create()
+    return _launch(loaded, folder, language, 0, None)
 
 
 def _drain(joined: Joined | None) -> list[str | Restart]:

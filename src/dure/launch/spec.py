@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dure.base.run_folder import RunFolder
@@ -26,6 +26,8 @@ class LaunchSpec:
     """Where the run keeps its files; the output of ranks is in `folder.log(rank)`."""
     port: int = 0
     """Of the team's store on this host; 0: a free one. With `joined` the leader has it."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables that ranks find, beside what this process has, before they import anything; None: taken away."""
     tee: bool = False
     """Whether the output of ranks is on the console too."""
     hang_seconds: float = math.inf

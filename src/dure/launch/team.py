@@ -120,9 +120,11 @@ def _prepare(spec: LaunchSpec) -> None:
 
 def _environment(spec: LaunchSpec, env: Mapping[str, str], memory: StateMemory) -> dict[str, str]:
     """What the prefork server and all ranks find in their environment."""
+    asked = {name: value for name, value in spec.environment.items() if value is not None}
     return {
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        **env,
+        **{name: value for name, value in env.items() if name not in spec.environment},
+        **asked,
         **(memory.environment if spec.max_restarts or spec.script is not None else {}),
         **(spec.joined.environment if spec.joined is not None else {}),
     }

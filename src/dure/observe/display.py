@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from dure.base.language import Language
+from dure.base.language import Language, as_spoken
 from dure.base.run_folder import RunFolder
 from dure.base.say import printable, redacted
 from dure.observe.events import Evaluated, Event, Follower, Loading, Noted, Proved, Stepped, TeamFormed
@@ -56,6 +56,7 @@ class Display:
     ) -> None:
         self._folder = folder
         self._ranks = ranks
+        self._language = language
         self._word = _WORDS[language]
         self._stream = stream or sys.stderr
         # A run that goes on has shown what it did before.
@@ -81,6 +82,7 @@ class Display:
 
     def tell(self, text: str) -> None:
         """Say something that should stay to be seen."""
+        text = as_spoken(text, self._language)
         if self._live is not None:
             self._live.console.print(f"dure: {redacted(text)}", highlight=False, markup=False)
         else:
@@ -92,7 +94,10 @@ class Display:
         self._ranks = ranks
         self.tell(
             words.format(
-                cause=cause, without_progress=without_progress, max_restarts=max_restarts, ranks=ranks
+                cause=as_spoken(cause, self._language),
+                without_progress=without_progress,
+                max_restarts=max_restarts,
+                ranks=ranks,
             )
         )
 
@@ -138,7 +143,7 @@ class Display:
                 self._judged = self._word["eval"].format(metrics=shown)
                 self._say(self._judged)
             case Noted():
-                self._say(printable(event.text, 2000))
+                self._say(as_spoken(printable(event.text, 2000), self._language))
 
     def _step_line(self) -> str:
         assert self._last is not None

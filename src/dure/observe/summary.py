@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dure.base.language import Language
+from dure.base.language import Language, as_spoken
 from dure.base.run_folder import RunFolder
 from dure.config import Job
 from dure.data.ledger import Ledger, verdict
@@ -197,7 +197,7 @@ def in_words(summary: Summary, language: Language) -> str:
         (word["sha"], summary.weights_sha256),
         (word["recipe"], summary.recipe[:16]),
         (word["files"], summary.run),
-        *((word["note"], note) for note in summary.notes),
+        *((word["note"], as_spoken(note, language)) for note in summary.notes),
     ]
     head = word["done"].format(name=summary.name, seconds=sum(summary.seconds.values()))
     return "\n".join([head, "", *(f"  {_padded(name)}{text}" for name, text in rows)])

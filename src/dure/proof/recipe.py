@@ -16,8 +16,8 @@ _NOT_TRAINED_BY = {"name", "storage", "hooks", "eval", "checkpoint", "log", "clu
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
-    "train": ("prove_every", "epochs", "steps", "shard_optimizer"),
-    "team": ("ranks", "min_ranks", "hang_seconds", "stop_seconds", "max_restarts"),
+    "train": ("prove_every", "receipt_every", "epochs", "steps", "shard_optimizer"),
+    "team": ("ranks", "min_ranks", "arithmetic", "hang_seconds", "stop_seconds", "max_restarts"),
     "reduce": ("transport",),
 }
 """Settings that change how long, how fast or how closely watched a run is, never a bit of a step."""
@@ -40,12 +40,16 @@ def recipe_of(
     device: str,
     samples: int,
     code: Mapping[str, str],
+    arithmetic: Mapping[str, str],
+    first_samples: str,
     weights: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the weights after step n, in words.
 
-    `code` are the digests of the user's own files (`factory.own_code`). `weights` is what tells loaded weights from
-    others, wherever they lie and whoever read them.
+    `code` are the digests of the user's own files (`factory.own_code`), `arithmetic` what this machine computes
+    (`arithmetic_fingerprint`), `first_samples` the fingerprint of the run's first samples; what the others contain is
+    compared as they are read (`SampleContents`). `weights` is what tells loaded weights
+    from others, wherever they lie and whoever read them.
     """
     job = loaded.job.model_dump(mode="json", exclude=_NOT_TRAINED_BY)
     for section, keys in _NOT_IN_THE_BITS.items():
@@ -58,6 +62,8 @@ def recipe_of(
         "code": dict(sorted(code.items())),
         **({"weights": dict(weights)} if weights is not None else {}),
         "samples": samples,
+        "first_samples": first_samples,
+        "arithmetic": dict(arithmetic),
         **machine_words(device),
     }
 

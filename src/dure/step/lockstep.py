@@ -22,6 +22,7 @@ from dure.base.errors import ModelRefused, NotFinite, UsageError
 from dure.comm import tree
 from dure.comm.group import Group
 from dure.comm.reduce.exchanger import ALL_USED, NOT_FINITE, Exchanger, Pieces, Wire
+from dure.comm.reduce.gradient_marks import GradientMarks, Windows
 from dure.comm.reduce.hook import GradientExchange, OwnPlaces, StepExchange
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
@@ -55,6 +56,10 @@ class StepResult:
     """Of all ranks; of this one when sync is off."""
     mark: int
     """Hash of those samples (see `ledger`)."""
+    totals: StepTotals
+    """Losses and counts by shard."""
+    marks: GradientMarks | None = None
+    """Fingerprints of the shards' gradients and contents, if asked for (`mark_gradients`)."""
 
 
 class Steps(Protocol):
@@ -101,6 +106,7 @@ class Lockstep:
         self._steps_begun = 0
         self._awaits_update = False
         self._own_only = False
+        self._windows: Windows | None = None
         self._exchange = GradientExchange(
             exchanger, self._stack, wire, lambda: heartbeat.beat(self._step, Phase.EXCHANGE)
         )
@@ -167,6 +173,8 @@ class Lockstep:
             asked,
             step.totals.samples,
             step.totals.mark,
+            step.totals,
+            step.marks,
         )
 
     def update(
@@ -204,6 +212,10 @@ class Lockstep:
         """From now on, exchange only what this rank needs of the gradients for its part of the update."""
         self._own_only = True
         self._exchange.keep_own(own_places)
+
+    def mark_gradients(self) -> None:
+        """From now on, each step's result has fingerprints of its shards' gradients; all ranks must ask for it."""
+        self._windows = Windows(self._parameters)
 
     def say(self, phase: Phase) -> None:
         """Tell whoever watches what this rank does now, in the current step."""
@@ -259,6 +271,8 @@ class Lockstep:
             if shard is batch.shards[0]:
                 buffers.keep()
             if shard is not last:
+                if step.marks is not None:
+                    step.marks.note(shard.shard, self._parameters, [p.grad for p in self._parameters])
                 without = self._stack.push(shard.shard, batch.active)
                 unused = without if unused is None else unused & without
         return unused or set()
@@ -301,7 +315,10 @@ class Lockstep:
         totals = StepTotals.empty(setting.shards, ranks)
         totals.flags[rank], totals.steps[rank] = flags, batch.step
         totals.samples, totals.mark = len(batch.ids), batch.mark
-        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals)
+        marks = None
+        if self._windows is not None:
+            marks = self._windows.marks(batch.step, setting.shards, batch.content_mark)
+        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals, marks=marks)
 
     def _take_off_unused(self, unused: set[int]) -> None:
         """No rank's shards used every parameter: find those that none used, and take their zeros off, so that decay

@@ -5,8 +5,8 @@ A file is 8 bytes (the header's length, little-endian), a JSON object, and the t
     {"__metadata__": {"format": "pt"}, "wte.weight": {"dtype": "F32", "shape": [8, 4], "data_offsets": [0, 128]}}
 
 The safetensors library maps the whole file, which network file systems do badly, and says less about what is wrong.
-A general JSON parser would build whatever the header asks for, twenty times its size, before anyone could look at
-it. So entries are taken one at a time, each by a pattern that cannot nest, and the first wrong one ends it.
+A JSON parser builds whatever the header asks for, twenty times its size, before anyone can look at it. So the
+header's size and its outline are checked before it is parsed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -52,24 +52,19 @@ DTYPES = {
 
 _MOST_DIMENSIONS = 64
 _LARGEST = 2**63 - 1
-_LONGEST_ENTRY = 16 * 1024
-"""Characters of one tensor's entry; 64 dimensions of 19 digits need 1,300."""
 
 # Possessive (`++`, `*+`), so that no input makes them try twice: linear time, whatever a file holds.
-_SPACE = r"[ \t\n\r]*+"
-_STRING = r'"(?:[^"\\]++|\\.)*+"'
-_NAME = re.compile(rf"{_SPACE}({_STRING}){_SPACE}:{_SPACE}")
-_ENTRY = re.compile(rf'\{{(?:[^"{{}}\[\]]++|{_STRING}|\[[^"{{}}\[\]]*+\])*+\}}', re.DOTALL)
-_METADATA = re.compile(rf"\{{(?:[ \t\n\r:,]++|{_STRING})*+\}}", re.DOTALL)
-_NEXT = re.compile(rf"{_SPACE}([,}}])")
-_EMPTY = re.compile(rf"\{{{_SPACE}\}}")
-_END = re.compile(rf"{_SPACE}\Z")
+_ATOMS = r'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+'
+_OBJECT = rf"\{{(?:{_ATOMS}\[[^\"{{}}\[\]]*+\]){{0,8}}+{_ATOMS}\}}"
+_OUTLINE = re.compile(rf"\{{(?:{_ATOMS}{_OBJECT})*+{_ATOMS}\}}\s*+", re.DOTALL)
+"""One object of objects, each with a few lists of numbers: no depth, no lists by the million."""
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise ValueError("a key stands there twice")
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{said(twice)} stands there twice")
     return result
 
 
@@ -147,12 +142,11 @@ def parse_header(head: bytes, path: str, size: int, file: str | None = None) -> 
     except UnicodeDecodeError as error:
         _refuse(called, f"is not UTF-8 at byte {8 + error.start}")
     data = 8 + len(head)
-    found: dict[str, TensorAt] = {}
-    for name, described in _entries(text, called):
-        if name in found:
-            _refuse(called, f"has {said(name)} twice")
-        found[name] = _tensor(name, described, path, data, size, called)
-    tensors = sorted(found.values(), key=lambda tensor: (tensor.start, tensor.end))
+    found = [
+        _tensor(name, described, path, data, size, called)
+        for name, described in _described(text, called).items()
+    ]
+    tensors = sorted(found, key=lambda tensor: (tensor.start, tensor.end))
     _refuse_gaps(tensors, data, size, called)
     return tuple(tensors)
 
@@ -167,67 +161,31 @@ def _refuse(file: str, why: str) -> NoReturn:
     raise WeightsError(f"{file}: the safetensors header {why}; the file is damaged, get it again")
 
 
-def _entries(text: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and description of each tensor, one at a time."""
-    at = 1
-    metadata = False
+def _described(text: str, file: str) -> dict[str, Any]:
+    """Each tensor's name and what stands there about it. Memory in proportion to the text, whatever it holds."""
     if not text.startswith("{"):
         _refuse(file, "does not begin with {")
-    if empty := _EMPTY.match(text):
-        at, closed = empty.end(), True
-    else:
-        closed = False
-    while not closed:
-        start = _NAME.match(text, at)
-        if start is None:
-            _refuse(file, f"is no JSON object of tensors at character {at}: {said(text[at : at + 40])}")
-        name = _decode(start[1], file)
-        if name == "__metadata__":
-            body = _METADATA.match(text, start.end())
-            if body is None or metadata:
-                _refuse(file, "has a __metadata__ that is not one object of texts")
-            _check_metadata(_decode(body[0], file), file)
-            metadata = True
-        else:
-            body = _ENTRY.match(text, start.end(), start.end() + _LONGEST_ENTRY)
-            if body is None:
-                found = said(text[start.end() : start.end() + 40])
-                _refuse(
-                    file, f"does not describe {said(name)} as dtype, shape and data_offsets, but as {found}"
-                )
-            yield name, _decode(body[0], file)
-        after = _NEXT.match(text, body.end())
-        if after is None:
-            _refuse(file, f"is no JSON object of tensors at character {body.end()}")
-        at, closed = after.end(), after[1] == "}"
-    if not _END.match(text, at):
-        _refuse(file, f"goes on after its end: {said(text[at : at + 40])}")
-
-
-def _decode(text: str, file: str) -> Any:
-    """JSON of a piece that a pattern above let through, so neither deep nor large when read."""
+    if not _OUTLINE.fullmatch(text):
+        _refuse(
+            file, f"is no JSON object of tensors and their dtype, shape and data_offsets: {said(text[:80])}"
+        )
     try:
-        value = STRICT_JSON.decode(text)
-        # Half of a surrogate pair is no character, and could not even be printed.
-        (value if isinstance(value, str) else "".join(_texts(value))).encode()
+        described: dict[str, Any] = STRICT_JSON.decode(text)
+        if "\\u" in text:  # half of a surrogate pair is no character, and could not even be printed
+            json.dumps(described, ensure_ascii=False).encode()
     except ValueError as error:
-        _refuse(file, f"is no valid JSON in {said(text)} ({error})")
-    return value
-
-
-def _texts(value: dict[str, Any]) -> Iterator[str]:
-    for key, inner in value.items():
-        yield key
-        if isinstance(inner, str):
-            yield inner
-
-
-def _check_metadata(metadata: dict[str, Any], file: str) -> None:
-    if not all(isinstance(value, str) for value in metadata.values()):
+        _refuse(file, f"is no valid JSON ({error})")
+    metadata = described.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         _refuse(file, "has a __metadata__ that is not one object of texts")
+    return described
 
 
-def _tensor(name: str, described: dict[str, Any], path: str, data: int, size: int, file: str) -> TensorAt:
+def _tensor(name: str, described: object, path: str, data: int, size: int, file: str) -> TensorAt:
+    if not isinstance(described, dict):
+        _refuse(
+            file, f"describes {said(name)} as {said(str(described))}, not as dtype, shape and data_offsets"
+        )
     if absent := [key for key in ("dtype", "shape", "data_offsets") if key not in described]:
         _refuse(file, f"gives {said(name)} no {' and no '.join(absent)}")
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]

@@ -369,7 +369,10 @@ def _places(team: Team, wanted: Wanted, settings: Settings) -> Places:
 
 def _announce(run: RunFolder, places: Places) -> None:
     """Tell the launcher that this script saves, so that it is asked to stop, and started again when it dies."""
-    told = {"script": sys.argv[0], "checkpoints": places.storage}
+    place = places.storage
+    if "://" not in place and Path(place).is_relative_to(run.path):
+        place = str(Path(place).relative_to(run.path))  # the folder may be moved
+    told = {"script": sys.argv[0], "checkpoints": place}
     try:
         write_whole(run.script, json.dumps(told) + "\n")
     except OSError as error:

@@ -14,6 +14,7 @@ import torch
 
 from dure.base.errors import DureError, Resumable, UsageError
 from dure.base.open_files import allow, needed
+from dure.base.portable import not_portable
 from dure.base.say import say
 from dure.comm.call_board import CallBoard
 from dure.comm.group import join_world
@@ -22,7 +23,9 @@ from dure.comm.reduce.factory import ExchangerFactory, Transport, WireName, wire
 from dure.comm.topology import Topology, read_run_folder, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.data.seeds import seed_all
+from dure.device.portable import compute_portably, why_not_portable
 from dure.observe.heartbeat import Heartbeat
+from dure.proof.arithmetic import agree_on_arithmetic
 from dure.step.forward import Setting
 from dure.step.replica import compile_by_shape_alone
 from dure.team.team import Team
@@ -34,6 +37,7 @@ def start(
     seed: int = 0,
     shards: int = 8,
     threads: int = 1,
+    arithmetic: Literal["native", "portable"] = "native",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     sync: bool = True,
     precision: Literal["fp32", "bf16"] = "fp32",
@@ -44,7 +48,8 @@ def start(
     """Join the team that `dure run`, torchrun, srun or a person at the shell started; alone, a team of one.
 
     `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
-    built next come from `seed`, the same on every rank.
+    built next come from `seed`, the same on every rank. With `arithmetic` portable the bits are the same on x86-64 CPUs
+    of all kinds that have AVX2; the script must have been started for it: `dure run --arithmetic portable`.
     """
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
     _tell_errors_in_one_line()
@@ -63,6 +68,8 @@ def start(
         raise UsageError(
             f"{topology.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
+    if arithmetic == "portable":
+        _compute_portably(_choose_device(device, topology), precision)
     allow(needed(topology.size, topology.local_size, topology.nodes))
     torch.set_num_threads(threads)
     compile_by_shape_alone()
@@ -88,6 +95,7 @@ def start(
     team = Team(topology, setting, threads, heartbeat, calls, exchangers)
     team.agree(
         {
+            "arithmetic": arithmetic,
             "seed": seed,
             "shards": shards,
             "threads": threads,
@@ -96,8 +104,24 @@ def start(
             "wire": wire,
         }
     )
+    if sync and topology.size > 1:
+        dtypes = [torch.get_default_dtype(), *([torch.bfloat16] if precision == "bf16" else [])]
+        agree_on_arithmetic(team.group, chosen, dtypes)
     seed_all(seed)
     return team
+
+
+def _compute_portably(device: torch.device, precision: str) -> None:
+    """Refuse what cannot be the same bits everywhere, and what it is too late for: torch is imported by now."""
+    missing = not_portable(os.environ)
+    if missing:
+        raise UsageError(
+            'arithmetic = "portable" needs variables that are read before torch is imported; start with `dure run '
+            f"--arithmetic portable SCRIPT`, or set them outside: {' '.join(missing)}"
+        )
+    if why := why_not_portable(device, precision):
+        raise UsageError(f'arithmetic = "portable" cannot be had: {why}')
+    compute_portably()
 
 
 class _OneLine:

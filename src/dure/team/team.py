@@ -359,6 +359,10 @@ class Team(Member):
                 ema.update_parameters(model.module)
             return norm
 
+    def mark_gradients(self, model: DistributedDataParallel) -> None:
+        """From now on, `forward_backward` also tells fingerprints of the shards' gradients."""
+        self._replicas.lockstep(model).mark_gradients()
+
     def discard(self, model: DistributedDataParallel) -> None:
         """Give up the gradients of the last `forward_backward`, on all ranks alike: no `update` follows."""
         self._replicas.lockstep(model).discard()

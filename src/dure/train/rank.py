@@ -18,11 +18,13 @@ from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting
 from dure.checkpoint.places import Places
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
-from dure.device.fingerprint import weights_sha256
+from dure.device.fingerprint import named_weights, weights_sha256
 from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
+from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
 from dure.proof.recipe import recipe_hash, recipe_of
+from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
@@ -31,6 +33,7 @@ from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
+from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 _MEMORY_SECONDS = 5.0
 """Between two looks at how much memory the rank holds."""
@@ -45,6 +48,7 @@ def run_rank(job_text: str, run_path: str) -> RankResult:
         seed=train.seed,
         shards=section.shards,
         threads=section.threads,
+        arithmetic=section.arithmetic,
         device=section.device,
         sync=section.sync,
         precision=train.precision,
@@ -85,6 +89,7 @@ class Run:
         self.loss_sum = parts.loss()
         module, self.weights = parts.model()
         self.team.verify_start(module)
+        self.arithmetic = self._agree_on_arithmetic(module)
         self.batches = parts.batches()
         split = self.batches.plan.split
         self.at.ledger.uses_all = split.samples_of_epoch == split.samples
@@ -115,8 +120,11 @@ class Run:
         self.recipe = self._agree_on_recipe()
         self.checkpoints = self._checkpoint_manager()
         self.checkpoints.resume()
+        self.receipt = self._open_receipt()
         self.start = self.at.steps_done
         self.batches = self.batches.starting_at(self.batches.steps if self.at.stopped else self.start)
+        samples = self.batches.plan.split.samples if self.team.setting.sync else 0
+        self.contents = SampleContents(self.folder.samples, samples, self.team.group, self.batches.content)
         self._record_team()
         self.seconds["load"] = time.perf_counter() - began
 
@@ -125,6 +133,7 @@ class Run:
         began, evaluating = time.perf_counter(), 0.0
         self._call("on_start")
         for batch in self.batches:
+            self.contents.check(batch.epoch, batch.ids, batch.contents)
             result = self.team.forward_backward(
                 self.model, batch, self.loss_sum, self.checkpoints.step_flags()
             )
@@ -133,6 +142,8 @@ class Run:
             self._call("on_step")
             self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
+            if batch.last_of_epoch:
+                self.contents.end_epoch()
             if self.save_if_due(result.flags):
                 self._call("on_save")
             if self.at.stopped:
@@ -185,6 +196,7 @@ class Run:
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
         self.at.ledger.add(result.samples, result.mark, ends_epoch=batch.last_of_epoch)
+        self.receipt.after_step(batch, result)
         few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
@@ -274,6 +286,7 @@ class Run:
         sha256 = weights_sha256(self.model.module)
         apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
         self.checkpoints.save_last()
+        self.receipt.end(self.at.steps_done)
         self.recorder.record(events.Ended(self.at.steps_done, fingerprint, sha256, self.recorder.lost))
         self.recorder.close()
         self.seconds["prove"] = time.perf_counter() - began
@@ -336,7 +349,27 @@ class Run:
             ),
             self.at,
             RunInfo(self.batches.steps, self.batches.plan.split.steps, self.recipe_words, facts),
-            Reporting(self.recorder, team.heartbeat, self._note),
+            Reporting(self.recorder, team.heartbeat, self._note, self._before_saving),
+        )
+
+    def _before_saving(self, steps_done: int) -> None:
+        self.receipt.saving(steps_done)
+
+    def _open_receipt(self) -> RunReceipt:
+        """Rank 0 writes it; all ranks then tell what their shards' gradients are."""
+        team = self.team
+        if team.setting.sync:
+            team.mark_gradients(self.model)
+        module, optimizer, schedule = self.model.module, self.optimizer, self.schedule
+        return RunReceipt(
+            self.folder,
+            head_of(self.recipe_words, team.setting.shards, self.loaded.job.train.receipt_every),
+            self.at.steps_done,
+            lambda: state_tensors(module, optimizer, schedule, sharded=bool(team.sharing(optimizer))),
+            self._note,
+            left_out=set(dict(named_weights(module))) - set(module.state_dict()),
+            is_writer=team.is_leader and team.setting.sync,
+            session={"ranks": team.topology.size, "host": socket.gethostname()},
         )
 
     def _own_fingerprint(self) -> str:
@@ -346,6 +379,7 @@ class Run:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
         first = next(iter(self.batches.first_only()))
         known = probe_on(module, first, self.loss_sum, self.team.setting, self.team.group)
+        self.first_samples, _ = known.common
         wanted = self.loaded.job.model.find_unused
         find_unused = bool(known.unused) if wanted == "auto" else wanted
         self.some_unused = bool(known.unused)
@@ -353,13 +387,25 @@ class Run:
             self._note(f"{len(known.unused)} parameters take no part in some shards ({known.unused[0]}, …)")
         return self.team.replicate(module, find_unused=find_unused, known=known)
 
+    def _agree_on_arithmetic(self, module: torch.nn.Module) -> dict[str, str]:
+        """In the dtypes that the model computes in; before anything is computed that could differ."""
+        used = {p.dtype for p in module.parameters() if p.is_floating_point()}
+        if self.loaded.job.train.precision == "bf16":
+            used.add(torch.bfloat16)
+        device = self.team.setting.device
+        if not self.team.setting.sync:
+            return arithmetic_fingerprint(device, used)
+        return agree_on_arithmetic(self.team.group, device, used)
+
     def _agree_on_recipe(self) -> str:
         device = self.team.setting.device.type
         weights = None
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
         samples = self.batches.plan.split.samples
-        self.recipe_words = recipe_of(self.loaded, device, samples, self.code, weights)
+        self.recipe_words = recipe_of(
+            self.loaded, device, samples, self.code, self.arithmetic, self.first_samples, weights
+        )
         self.team.agree(self.recipe_words)
         return recipe_hash(self.recipe_words)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -146,7 +147,10 @@ def _records(window: _Window, file: str, size: int) -> dict[int, int]:
 
 def _unpickle(file_like: Any, device: str, file: str) -> object:
     try:
-        return torch.load(file_like, map_location=device, weights_only=True, mmap=False)
+        with warnings.catch_warnings():
+            # From torch 2.15 on, said of sparse tensors, which are refused here anyway.
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
+            return torch.load(file_like, map_location=device, weights_only=True, mmap=False)
     except DureError:
         raise
     except pickle.UnpicklingError as error:
@@ -157,6 +161,10 @@ def _unpickle(file_like: Any, device: str, file: str) -> object:
             f"{file} holds more than weights: {reason}, which could run code of its own, so nothing of it was run. "
             "Save the weights alone (torch.save(model.state_dict(), …)), or better as safetensors"
         ) from error
+    except (
+        NotImplementedError
+    ) as error:  # from torch 2.15 on: it looks into a sparse tensor, and finds no data
+        raise WeightsError(f"{file} holds a sparse tensor; only plain dense tensors can be loaded") from error
     except Exception as error:
         first = str(error).strip().split("\n")[0][:200]
         raise WeightsError(

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from dure.base.errors import UsageError
 from dure.comm.reduce.exchanger import ALL_USED, BucketBuffers, Exchange, Exchanger, Pieces, Wire
+from dure.comm.reduce.gradient_marks import GradientMarks
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 
@@ -61,6 +62,8 @@ class StepExchange:
     """When the last bucket left the autograd thread; from then on the rank only waits."""
     flags: int = 0
     """Of all ranks, OR-ed, when the exchange is over: ALL_USED, NOT_FINITE."""
+    marks: GradientMarks | None = None
+    """Fingerprints of the shards' gradients, where they are asked for."""
     buckets: list[_Bucket] = field(default_factory=list)
     bucket_buffers: list[BucketBuffers] = field(default_factory=list)
     """Of those buckets."""
@@ -167,6 +170,9 @@ class GradientExchange:
             self.raise_failure()
             buffers = self._exchanger.buffers(bucket.index, bucket.buffer)
             step.bucket_buffers.append(buffers)
+            if step.marks is not None and step.shard is not None:
+                views = self._stack.views_of(bucket.buffer, bucket.parameters, bucket.offsets)
+                step.marks.note(step.shard, bucket.parameters, views)
             self._join_own(step, buffers, bucket)
             own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
             flags = ALL_USED if bucket.is_last and step.all_used else 0
@@ -180,6 +186,11 @@ class GradientExchange:
             step.buckets.clear()
 
     def _conclude(self, step: StepExchange) -> None:
+        if step.marks is not None:
+            # As long as the losses' vector: the exchangers' boards are used by halves.
+            vector = step.marks.as_vector(step.totals.as_vector().numel())
+            self._exchanger.total(vector)
+            step.marks.take(vector)
         step.flags = self._exchanger.conclude()
         for buffers, bucket in zip(step.bucket_buffers, step.buckets, strict=True):
             if buffers.out.data_ptr() != bucket.buffer.data_ptr():

@@ -1,0 +1,100 @@
+"""The first difference between two runs' receipts, in order of execution. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dure.proof.receipt import NO_ROOT, RootRecord, StepRecord
+from dure.proof.receipt_lines import lines
+from dure.proof.verify_receipt import ReceiptFolder, verify
+
+
+@dataclass
+class Difference:
+    """Between two runs; all empty when there is none."""
+
+    recipe: list[str] = field(default_factory=list)
+    """Lines of the recipe that differ."""
+    step: int | None = None
+    """The first whose records differ; for weights, the step after which they do."""
+    what: str = ""
+    tensors: list[str] = field(default_factory=list)
+    """Of the last weights, those that differ, where both runs have ended at the same step."""
+    steps: tuple[int, int] = (0, 0)
+    """How many each has."""
+
+    @property
+    def same(self) -> bool:
+        """Whether there is none, as far as both runs have come."""
+        return not self.recipe and self.step is None and not self.tensors
+
+
+def compare(one: Path, other: Path) -> Difference:
+    """Verify both receipts, then compare them."""
+    verified = [verify(path) for path in (one, other)]
+    folders = [ReceiptFolder.of(path) for path in (one, other)]
+    heads = [folder.head for folder in folders]
+    found = Difference(
+        recipe=sorted(_differences(heads[0]["recipe_words"], heads[1]["recipe_words"])),
+        steps=(verified[0].steps, verified[1].steps),
+    )
+    mine, theirs = (folder.records() for folder in folders)
+    steps = [{r.step: r for r in records if isinstance(r, StepRecord)} for records in (mine, theirs)]
+    roots = [{r.step: r for r in records if isinstance(r, RootRecord)} for records in (mine, theirs)]
+    for step in range(min(found.steps)):
+        if step in roots[0] and step in roots[1] and (what := _roots_differ(roots[0][step], roots[1][step])):
+            found.step, found.what = step - 1, f"{what} after it"
+            break
+        if step in steps[0] and step in steps[1]:
+            what = steps[0][step].differs_from(steps[1][step], int(heads[0]["shards"]))
+            if what:
+                found.step, found.what = step, what
+                break
+    last = [_last_leaves(folder.path) for folder in folders]
+    if last[0] and last[1] and last[0][0] == last[1][0]:
+        names = {**last[0][1], **last[1][1]}
+        found.tensors = [name for name in names if last[0][1].get(name) != last[1][1].get(name)]
+        if found.tensors and found.step is None:
+            found.step, found.what = last[0][0] - 1, "the weights after it"
+    return found
+
+
+def _roots_differ(one: RootRecord, other: RootRecord) -> str:
+    if one.weights != other.weights:
+        return "the weights"
+    optimizers = {one.optimizer, other.optimizer} - {NO_ROOT}
+    return "the optimizer state" if len(optimizers) > 1 else ""
+
+
+def _last_leaves(folder: Path) -> tuple[int, dict[str, str]] | None:
+    ended = [line for line in lines(folder / "checkpoints") if "leaves" in line]
+    return (int(ended[-1]["step"]), dict(ended[-1]["leaves"])) if ended else None
+
+
+def _differences(one: Any, other: Any, key: str = "") -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in {*one, *other}:
+            yield from _differences(one.get(name), other.get(name), f"{key}.{name}" if key else str(name))
+    elif one != other:
+        yield f"{key}: {one!r} and {other!r}"
+
+
+def in_words(found: Difference) -> Iterator[str]:
+    """What to tell people."""
+    few = 8
+    for line in found.recipe[:few]:
+        yield f"recipe   {line}"
+    if len(found.recipe) > few:
+        yield f"recipe   and {len(found.recipe) - few} lines more"
+    if found.step is not None:
+        yield f"step     {found.step}: {found.what}"
+    for name in found.tensors[:few]:
+        yield f"tensor   {name}"
+    if len(found.tensors) > few:
+        yield f"tensor   and {len(found.tensors) - few} more"
+    if found.same:
+        one, other = found.steps
+        yield "the same" if one == other else f"the same, as far as both have come: {one} and {other} steps"
