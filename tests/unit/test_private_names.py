@@ -215,6 +215,28 @@ def _join_config():
         dist.destroy_process_group()
 
 
+def _around_forward():
+    """What DDP does around its forward pass, done around a module's own: the reducer takes the backward pass."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        met = []
+        model.register_comm_hook(None, lambda _, bucket: met.append(bucket) or _done(bucket.buffer()))
+        model._pre_forward()
+        loss = model.module(torch.ones(1, 1)).sum()
+        model._post_forward(loss)
+        loss.backward()
+        return len(met) == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def _done(tensor):
+    future = torch.futures.Future()
+    future.set_result(tensor)
+    return future
+
+
 CANARIES = {
     **{
         f"torch._C._distributed_c10d.{name}": lambda tmp_path, name=name: _same_as_public(name)
@@ -237,6 +259,8 @@ CANARIES = {
     "._FrameExecStrategy": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"),
     "._FrameAction": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame._FrameAction, "SKIP"),
     "._join_config": lambda tmp_path: _join_config(),
+    "._pre_forward": lambda tmp_path: _around_forward(),
+    "._post_forward": lambda tmp_path: _around_forward(),
     "._checkpoint_offset": _checkpoint_offset,
     "._orig_mod": lambda tmp_path: _compiled_wrapper(),
     "._parameters": lambda tmp_path: set(_module()._parameters) == {"weight", "bias"},

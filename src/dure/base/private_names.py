@@ -92,6 +92,18 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch",
+        "._pre_forward",
+        "prepares DDP's reducer for a loss that calls the module by itself (`team.step(forward=…)`)",
+        "AttributeError at the first such step; losses of (output, target) do not need it",
+    ),
+    PrivateName(
+        "torch",
+        "._post_forward",
+        "tells DDP's reducer which parameters such a loss used",
+        "AttributeError at the first such step; losses of (output, target) do not need it",
+    ),
+    PrivateName(
+        "torch",
         "torch._C._dynamo.eval_frame",
         "keeps torch.compile out of the backend's own methods",
         "AttributeError when the first process group is made",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from dure.base.say import printable
 from dure.config.cluster import Cluster, Slurm
 from dure.config.limits import (
     LARGEST_SEED,
@@ -108,7 +109,8 @@ class Eval(Section):
         known = ["loss", *self.metrics, *named]
         if self.stop_on not in known and self.stop_on.partition(".")[0] not in named:
             raise ValueError(
-                f"eval.stop_on is {self.stop_on!r}, which is no metric; there are {', '.join(known)}"
+                f"eval.stop_on is {printable(self.stop_on, 60)}, which is no metric; there are "
+                f"{printable(', '.join(known), 300)}"
             )
         if self.factory is None or not (self.every_epochs or self.every_steps):
             raise ValueError(
