@@ -30,6 +30,8 @@ class Command:
     """Whether it prints one JSON object: its result."""
     run: Path | None = None
     """The run's folder, for events and for whoever kills one of its ranks."""
+    cwd: Path | None = None
+    """Where it runs; None: in the experiment's folder. The lab's nodes have a /tmp of their own, where that is not."""
     always: bool = False
     """Whether it runs also when one before it failed: it tidies up."""
 
@@ -100,7 +102,8 @@ def nodes(folder: Path) -> Iterator[Command]:
     text = job.read_text(encoding="utf-8").replace(str(storage), "/mnt/shared")
     job.write_text(text.replace("ranks = 4", "ranks = 2"), encoding="utf-8")
     try:
-        yield Command("up", (*DURE, "lab", "up", "--name", name, "--nodes", "2", "--storage", str(storage)))
+        up = (*DURE, "lab", "up", "--name", name, "--nodes", "2", "--storage", str(storage))
+        yield Command("up", up, cwd=Path("/"))
         train = (
             *DURE,
             "train",
@@ -114,9 +117,10 @@ def nodes(folder: Path) -> Iterator[Command]:
             (*DURE, "lab", "exec", "--name", name, "login", "--", *train),
             json=True,
             run=storage / "checkpoints" / "run",
+            cwd=Path("/"),
         )
     finally:
-        yield Command("down", (*DURE, "lab", "down", "--name", name), always=True)
+        yield Command("down", (*DURE, "lab", "down", "--name", name), cwd=Path("/"), always=True)
     yield _train(alone, "alone", "--ranks", "1")
 
 

@@ -72,7 +72,7 @@ class Running:
                 return False
             process = subprocess.Popen(
                 command.argv,
-                cwd=self.folder,
+                cwd=command.cwd or self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
