@@ -80,7 +80,7 @@ def test_a_script_killed_at_random_moments_on_changing_numbers_of_ranks_keeps_it
 def test_a_killed_rank_costs_no_more_than_a_step_as_states_are_kept_in_memory(undisturbed, tmp_path):
     run = ScriptRun(tmp_path / "run")
     try:
-        run.start(2, "--nap", "0.04", "--every", 1000)
+        run.start(2, "--nap", "0.04", "--every", 1000, "--memory-every", 1)
         kill(run, run.wait_for_step(2, 12), "rank")
         code, said, found = run.end()
     finally:

@@ -59,6 +59,7 @@ def main():
     parser.add_argument("--folder")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--memory-every", type=int, help="steps between two states in memory")
     parser.add_argument("--nap", type=float, default=0.0, help="seconds that a step takes besides")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=5)
@@ -92,6 +93,7 @@ def main():
             schedule=schedules,
             extra=extra,
             every=args.every,
+            memory_every=args.memory_every or "auto",
             folder=args.folder,
             any_recipe=args.any_recipe,
         )

@@ -58,6 +58,11 @@ class RunFolder:
         return self.receipt / "head"
 
     @property
+    def receipt_replay(self) -> Path:
+        """Here where a run is a replay of another one: then every step must be what the receipt says."""
+        return self.receipt / "replay"
+
+    @property
     def receipt_steps(self) -> Path:
         """The chain's records."""
         return self.receipt / "steps"

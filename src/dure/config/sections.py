@@ -109,7 +109,7 @@ class Eval(Section):
         known = ["loss", *self.metrics, *named]
         if self.stop_on not in known and self.stop_on.partition(".")[0] not in named:
             raise ValueError(
-                f"eval.stop_on is {printable(self.stop_on, 60)}, which is no metric; there are "
+                f"eval.stop_on is {printable(repr(self.stop_on), 62)}, which is no metric; there are "
                 f"{printable(', '.join(known), 300)}"
             )
         if self.factory is None or not (self.every_epochs or self.every_steps):

@@ -99,6 +99,7 @@ def _replay_from(run: Path, place: Path | None, wanted: Replayed) -> Replayed:
     with tempfile.TemporaryDirectory(prefix="dure-replay-") as name:
         folder = RunFolder(Path(name) / "run")
         shutil.copytree(ReceiptFolder.of(run).path, folder.receipt)
+        folder.receipt_replay.touch()
         if place is not None:
             shutil.copytree(place, folder.path / "checkpoints" / place.name, copy_function=_link_or_copy)
         try:

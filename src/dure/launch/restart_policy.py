@@ -95,6 +95,9 @@ class RestartPolicy:
 
     def _given_up(self, first: Failure, most: int) -> RankFailed:
         tried = "once" if most == 1 else f"{most} times"
-        came = f"came no further than step {self._furthest}" if self._furthest >= 0 else "failed again"
-        message = f"{first.message} The team was started again {tried} and {came}."
+        if self._furthest < 0:
+            message = f"{first.message} The team was started again {tried} and failed again."
+        else:
+            furthest = self._furthest
+            message = f"{first.message} The team was started again {tried} and came no further than step {furthest}."
         return RankFailed(replace(first, message=message, may_pass=False))

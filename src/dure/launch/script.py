@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import importlib.util
-import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,6 @@ from dure.launch.spec import LaunchSpec
 from dure.launch.team import launch
 
 _LONGEST_SCRIPT = 16 << 20
-_LOOK_SECONDS = 0.2
 
 
 def run_script(
@@ -87,15 +84,12 @@ def run_script(
 def unsaved_script(folder: RunFolder, max_restarts: int) -> UnsavedScript:
     """A script that is started again so often until it saves: it says so in the run's folder."""
     known: list[bool] = []
-    looked_at = -math.inf
 
     def saves() -> bool:
-        nonlocal looked_at
-        if not known and time.monotonic() - looked_at > _LOOK_SECONDS:
-            looked_at = time.monotonic()
-            with contextlib.suppress(OSError):
-                if folder.script.exists():
-                    known.append(True)
+        # Looked at each time: whether a rank that was killed just after it began to save is started again hangs on it.
+        with contextlib.suppress(OSError):
+            if not known and folder.script.exists():
+                known.append(True)
         return bool(known)
 
     return UnsavedScript(saves, max_restarts)

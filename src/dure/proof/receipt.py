@@ -202,7 +202,8 @@ class Chain:
         if size % RECORD:  # a write that was cut short by a crash: it never was a record
             os.ftruncate(self._descriptor, self._count * RECORD)
         self._at = self._count
-        self.last = self._read(self._count - 1)[BODY:] if self._count else hashlib.sha256(head).digest()
+        self._head = hashlib.sha256(head).digest()
+        self.last = self._read(self._count - 1)[BODY:] if self._count else self._head
         """The chain's hash, after the last record."""
 
     @property
@@ -239,6 +240,14 @@ class Chain:
         self._count += 1
         self._at = self._count
         return None
+
+    def replace(self, record: Record) -> None:
+        """Append a record in place of the one that `add` has returned, and of all after it."""
+        self._at -= 1
+        os.ftruncate(self._descriptor, self._at * RECORD)
+        self._count = self._at
+        self.last = self._read(self._count - 1)[BODY:] if self._count else self._head
+        self.add(record)
 
     def next_recorded(self) -> Record | None:
         """The record that is there already in the next place."""

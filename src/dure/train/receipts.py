@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import struct
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class RunReceipt:
         self._folder, self._tensors, self._note = folder, tensors, note
         self._chain: Chain | None = None
         self._known: tuple[int, Roots] | None = None
+        self._proved_until = 0
         if not is_writer:
             return
         try:
@@ -72,6 +74,7 @@ class RunReceipt:
             text = read_at_most(folder.receipt_head, _LONGEST_HEAD)
             self._head = json.loads(text)
             refuse_other_recipe(self._head, head["recipe_words"], str(folder.receipt))
+            self._proved_until = self._states_proved_until()
             self._chain = Chain(folder.receipt_steps, text)
             self._chain.go_on_at(start)
             receipt_lines.append(folder.receipt / "sessions", {**session, "start": start, "at": _now()})
@@ -107,13 +110,30 @@ class RunReceipt:
             found = chain.add(record)
             if isinstance(found, StepRecord):
                 what = record.differs_from(found, len(losses)) or "another step"
-                raise ReceiptWrong(
-                    f"step {batch.step}, computed again, gives {what} than the receipt has recorded; a machine "
-                    "computes wrongly, or something changed that the recipe does not know"
+                self._refuse_if_proved(batch.step, what)
+                chain.replace(record)
+                self._note(
+                    f"step {batch.step} gives {what} than before the restart: a replica was wrong then, and no state "
+                    "of it was kept; the receipt has the step as it is now"
                 )
             self._root_if_due(chain, batch.step + 1)
         except OSError as error:
             self._give_up(error)
+
+    def _refuse_if_proved(self, step: int, what: str) -> None:
+        """Replicas that were proved the same after a step had computed it alike: then other bits now are no repair."""
+        if step < self._proved_until:
+            raise ReceiptWrong(
+                f"step {step}, computed again, gives {what} than the receipt has recorded; a machine computes wrongly, "
+                "or something changed that the recipe does not know"
+            )
+
+    def _states_proved_until(self) -> int:
+        """How many steps the newest state has that was saved, which all ranks had proved the same; all in a replay."""
+        if self._folder.receipt_replay.exists():
+            return sys.maxsize
+        lines = receipt_lines.lines(self._folder.receipt / "checkpoints")
+        return max((int(line["step"]) for line in lines), default=0)
 
     def saving(self, steps_done: int) -> None:
         """A checkpoint of this state is about to be saved: record its roots beside the chain."""

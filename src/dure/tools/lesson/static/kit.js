@@ -125,7 +125,7 @@ export function experiment(t, lesson, { name, label, options = () => ({}), draw,
   const badge = el("span", { class: "badge" });
   const recorded = lesson.recordings?.[name];
   const show = (told, live) => {
-    put(badge, live ? t({ ko: "이 컴퓨터에서 방금", en: "just now, on this machine" }) : t({ ko: `녹화: ${told.recorded.date}`, en: `recorded ${told.recorded.date}` }));
+    put(badge, live ? t({ ko: "이 컴퓨터에서 방금", en: "just now, on this machine" }) : t({ ko: `녹화: ${told.recorded.date}, ${told.recorded.machine}`, en: `recorded ${told.recorded.date}, ${told.recorded.machine}` }));
     badge.className = `badge ${live ? "live" : "recorded"}`;
     put(picture, draw(told), know(t, told));
   };
