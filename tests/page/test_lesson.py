@@ -8,7 +8,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -198,5 +197,4 @@ def test_every_recording_says_when_how_and_where_it_was_made():
         assert each["recorded"]["command"] == f"tools/record-lesson {name}"
         assert each["recorded"]["date"]
         assert each["recorded"]["machine"]
-        assert str(Path.home()) not in json.dumps(each)
-        assert "/tmp/" not in json.dumps(each)
+        assert not re.search(r"/(tmp|home|root|work|usr)/", json.dumps(each)), name

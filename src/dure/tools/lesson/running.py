@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -222,7 +223,7 @@ class Lab:
 
 def _shown(argv: tuple[str, ...]) -> str:
     """The command as a reader would type it."""
-    words = ["dure" if word == "dure" else word for word in argv[2:]]
+    words = ["python" if word == sys.executable else word for word in argv[2:]]
     return " ".join(
         word if word.replace("-", "").replace("/", "").isalnum() else f"'{word}'" for word in words
     )
