@@ -38,7 +38,7 @@ cases = st.fixed_dictionaries(
         "clips": st.booleans(),
         "precision": st.sampled_from(["fp32", "fp32", "bf16"]),
         "wire": st.sampled_from(["fp32", "fp32", "bf16"]),
-        "kill": st.one_of(st.none(), st.none(), st.tuples(st.integers(0, 2), st.integers(8, 40))),
+        "kill": st.one_of(st.none(), st.none(), st.tuples(st.integers(0, 2), st.integers(8, 24))),
         "small_shm": st.booleans(),
     }
 )
