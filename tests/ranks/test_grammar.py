@@ -115,8 +115,8 @@ def with_a_kill(case, folder):
 def without_rank(found):
     """A failure names the rank too, which is another one on other numbers of ranks.
 
-    And an update that overflowed with finite gradients is found when a state is kept, which goes by time: the step after
-    which the weights are looked at is another one.
+    And an update that overflowed with finite gradients is found when a state is kept, which goes by time: the step
+    after which the weights are looked at is another one.
     """
     return re.sub(r"is not finite after step \d+", "is not finite", re.sub(r"\(rank \d+", "(rank", found))
 
