@@ -126,6 +126,7 @@ def test_ranks_that_are_asked_for_copies_answer_with_one_fingerprint(live, opene
     assert len(made) == 4  # each made its own before
 
 
+@pytest.mark.soak  # on a busy machine the button may come too early or too late for the rank
 def test_a_rank_that_is_killed_from_the_lesson_comes_back_with_the_same_bits(live, opened):
     page = open_chapter(opened(live), 11, "ko")
     page.click("button:has-text('랭크 4개로 학습 시작')")
