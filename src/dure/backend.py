@@ -54,7 +54,7 @@ class _InPlaceOfGloo:
     real: Any
     told = False
 
-    def __new__(cls, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    def __new__(cls, store: Store, rank: int, size: int, timeout: timedelta, **options: Any) -> Any:
         import torch
 
         from dure.base.say import say
@@ -65,7 +65,7 @@ class _InPlaceOfGloo:
                     "--backend dure is for CPUs, and torch finds an accelerator: process groups stay as they are"
                 )
             _InPlaceOfGloo.told = True
-            return cls.real(store, rank, size, timeout=timeout)
+            return cls.real(store, rank, size, timeout=timeout, **options)
         group = _create(store, rank, size, timeout)
         if rank == 0 and not _InPlaceOfGloo.told:
             how = "shared memory" if group.shares_memory else "Gloo, as before"

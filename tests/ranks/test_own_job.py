@@ -78,7 +78,8 @@ def test_hooks_are_called_in_step_on_all_ranks(alone):
     assert [steps for name, steps in told if name == "on_eval"] == [4, 8, 9]
     saved = [steps for name, steps in told if name == "on_save"]
     assert saved[0] == 4
-    assert len(saved) == 2
+    # Every fourth step, or later, or not at all: one is begun only when the one before is written.
+    assert set(saved[1:]) <= {8, 9}
     assert told[-1] == ("on_end", 9)
 
 

@@ -80,7 +80,8 @@ def test_unseeded_ranks_draw_different_numbers_and_options_after_the_script_are_
         assert rank["argv"] == [str(tmp_path), "--lr", "1", "--ranks", "9"]
         assert rank["tempdir"] == str(tmp_path / "own")
         assert rank["spec"]
-    assert ended.err == ""
+    # torch's CUDA build may tell at exit what a library of its own has not freed.
+    assert [line for line in ended.err.splitlines() if not re.match(r"nanobind:|\s+-|See https", line)] == []
 
 
 VARIABLES = """

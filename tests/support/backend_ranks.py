@@ -240,11 +240,13 @@ class Trial:
         one = torch.empty(2)
         split = [torch.full((2,), float(r)) for r in range(self.size)] if self.rank == root else None
         dist.scatter(one, split, group_src=root, group=self.group)
+        short = torch.empty(2)
+        self.group.scatter(short, split or [], root).wait()
         for work in works:
             work.wait()
         right = torch.equal(out.view(-1, 2)[:, 0], torch.arange(self.size) * 100.0 + 2 * self.rank)
         right &= self.size == 1 or bool((received == source).all())
-        right &= bool((one == self.rank).all())
+        right &= bool((one == self.rank).all()) and torch.equal(one, short)
         right &= parts is None or [float(p[0]) for p in parts] == list(map(float, range(self.size)))
         self.after(None, lambda: right, "all_to_all, send, recv, gather, scatter")
 

@@ -150,8 +150,9 @@ def fail_until(folder, run, restarts, how):
     heartbeat = Heartbeat(run.heartbeat(rank()))
     heartbeat.beat(again if how != "kill without progress" else 0, Phase.COMPUTE)
     print(f"rank {rank()}, restart {again}")
-    dist.barrier()
+    # Before the barrier: whoever fails after it ends the others at once.
     note(folder, f"rank-{rank()}-{again}")
+    dist.barrier()
     if again < restarts and rank() == int(os.environ["WORLD_SIZE"]) - 1:
         if how == "raise":
             raise ValueError("a bug")

@@ -23,7 +23,9 @@ def test_it_is_done_in_one_thread_that_may_give_way_to_training(gives_way):
     assert len(set(found)) == 1
     thread, priority = found[0]
     assert thread != threading.get_native_id()
-    assert (priority > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())) is gives_way
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    # Where the tests themselves run at a low priority, a thread cannot be much lower.
+    assert priority == max(own, 10) if gives_way else priority == own
 
 
 def test_a_wait_has_a_deadline_and_one_thing_is_done_at_a_time():

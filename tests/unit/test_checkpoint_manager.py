@@ -9,8 +9,9 @@ from support.checkpoints import ALONE
 
 from dure.base.errors import CheckpointError, Resumable, UsageError
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.manager import CheckpointManager
 from dure.checkpoint.places import Places
+from dure.checkpoint.run_parts import Ranks, Replica, Reporting, RunInfo
 from dure.comm.topology import read_topology
 from dure.config import Checkpoint
 from dure.observe import events

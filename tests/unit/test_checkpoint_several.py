@@ -8,9 +8,8 @@ import torch
 
 from dure.base.errors import CheckpointError, UsageError
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.extra import Extra
 from dure.checkpoint.restore import restore
-from dure.checkpoint.several import one_module, one_optimizer, one_schedule
+from dure.checkpoint.script_state import Extra, one_module, one_optimizer, one_schedule
 from dure.checkpoint.state import Share, WholeState
 
 

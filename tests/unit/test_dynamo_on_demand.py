@@ -11,7 +11,7 @@ BEGIN = """if True:
     warnings.simplefilter("ignore")  # torch warns of itself when its compiler is imported
     from dure.base import dynamo_on_demand
     dynamo_on_demand.install()
-    import importlib, torch, torch.distributed as dist
+    import atexit, importlib, torch, torch.distributed as dist
 
     def is_there():
         return "torch._dynamo.eval_frame" in sys.modules or "sympy" in sys.modules
@@ -19,6 +19,7 @@ BEGIN = """if True:
     config = importlib.import_module("torch._dynamo.config")
     config.automatic_dynamic_shapes = False
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    atexit.register(dist.destroy_process_group)  # Gloo's threads, left to the process's end, sometimes abort it
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
     optimizers = [kind(model.parameters(), lr=0.1) for kind in (torch.optim.AdamW, torch.optim.SGD)]
 

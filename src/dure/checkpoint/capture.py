@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dure.base.errors import CheckpointError
-from dure.checkpoint.extra import Extra
-from dure.checkpoint.several import kind_of
+from dure.checkpoint.script_state import Extra, kind_of
 from dure.checkpoint.state import (
     COUNTER,
     FORMAT,

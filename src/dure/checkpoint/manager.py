@@ -8,111 +8,34 @@ import datetime
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from dure.base.errors import CheckpointError, DureError, NotFinite, Resumable
 from dure.base.say import printable
 from dure.checkpoint.capture import Capture
-from dure.checkpoint.extra import Extra
 from dure.checkpoint.find import refuse_other_recipe
 from dure.checkpoint.memory_tier import MemoryTier, memory_tier
 from dure.checkpoint.places import Places
 from dure.checkpoint.rescue import Rescue
 from dure.checkpoint.restore import restore
+from dure.checkpoint.run_parts import Progress, Ranks, Replica, Reporting, RunInfo
 from dure.checkpoint.snapshot import Background, make_present
-from dure.checkpoint.state import EXTRA, MODEL, Schedule, Share, Sharing, State, WholeState, is_not_finite
+from dure.checkpoint.state import EXTRA, MODEL, Share, Sharing, State, WholeState, is_not_finite
 from dure.checkpoint.storage_tier import DIFFERS, STOP, StorageTier
 from dure.checkpoint.writer import WRITE_SECONDS, Problem
-from dure.comm.group import Group, node_group
+from dure.comm.group import node_group
 from dure.comm.raise_on_all import raise_on_all
-from dure.comm.topology import Topology
 from dure.config import Checkpoint
 from dure.observe import events
-from dure.observe.heartbeat import Heartbeat, Phase
+from dure.observe.heartbeat import Phase
 
 _RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0)
 """Before the last checkpoint is tried again, where it belongs; then it is saved elsewhere."""
 _STUCK = "it is still being written"
-
-
-class Progress(Protocol):
-    """How far the run has come. The manager changes it when the run goes on from an earlier state."""
-
-    steps_done: int
-    metrics: dict[str, float]
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether `metrics` are of an evaluation after exactly `steps_done` steps."""
-
-    def to_facts(self) -> dict[str, Any]:
-        """All of it but the step, as plain JSON."""
-
-    def go_on_from(self, facts: Mapping[str, Any]) -> None:
-        """Take over what `to_facts` gave, and `facts["step"]`."""
-
-
-@dataclass(frozen=True)
-class Replica:
-    """What is captured and restored."""
-
-    module: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule | None
-    sharing: Callable[[], Sharing | None]
-    """Which parts of a sharded optimizer this rank holds; None when every rank has it whole."""
-    verify: Callable[[int], object]
-    """Raises unless all ranks hold the same bits after this step. A collective call."""
-    extra: Extra | None = None
-    """What a script adds to its states."""
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Who trains together."""
-
-    topology: Topology
-    group: Group
-    """All ranks, for small exchanges on the training thread."""
-    device: torch.device
-    sync: bool = True
-    """Whether they train one model. Replicas that differ are no state: then nothing is kept or saved."""
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a run's states say of it."""
-
-    steps: int | None
-    """Of the whole run; None: nobody knows."""
-    steps_of_epoch: int | None
-    recipe: dict[str, Any]
-    """All that the bits depend on; a state of another recipe is refused, and what differs is named."""
-    facts: dict[str, Any]
-    """Plain JSON that is only for people and goes into every checkpoint."""
-    takes_any_recipe: bool = False
-    """Whether a state of another recipe is taken all the same, with a note."""
-
-    @property
-    def of_steps(self) -> str:
-        """How far the run is to come, in words."""
-        return "" if self.steps is None else f" of {self.steps}"
-
-
-@dataclass(frozen=True)
-class Reporting:
-    """Whom this rank tells what."""
-
-    recorder: events.Recorder
-    heartbeat: Heartbeat
-    note: Callable[[str], None]
-    """Tells the user something."""
-    saving: Callable[[int], None] = lambda steps_done: None
-    """Told before the state after so many steps is saved to storage."""
 
 
 class CheckpointManager:

@@ -10,8 +10,7 @@ import torch
 from dure.base.errors import CheckpointError
 from dure.base.say import printable
 from dure.checkpoint.capture import optimized
-from dure.checkpoint.extra import Extra
-from dure.checkpoint.several import kind_of
+from dure.checkpoint.script_state import Extra, kind_of
 from dure.checkpoint.state import COUNTER, MODEL, OPTIMIZER, Part, Schedule, Sharing, WholeState, from_plain
 from dure.comm.param_sync import flat
 from dure.device.fingerprint import named_weights

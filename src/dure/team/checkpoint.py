@@ -22,10 +22,10 @@ from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.checkpoint.export import export_module
-from dure.checkpoint.extra import Extra
-from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.manager import CheckpointManager
 from dure.checkpoint.places import Places
-from dure.checkpoint.several import one_module, one_optimizer, one_schedule, optimizers_of
+from dure.checkpoint.run_parts import Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.script_state import Extra, one_module, one_optimizer, one_schedule, optimizers_of
 from dure.checkpoint.state import Sharing
 from dure.comm.call_board import CallBoard
 from dure.comm.raise_on_all import raise_on_all

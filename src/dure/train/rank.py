@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
 from dure.base.run_folder import RunFolder
-from dure.checkpoint.manager import CheckpointManager, Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.manager import CheckpointManager
 from dure.checkpoint.places import Places
+from dure.checkpoint.run_parts import Ranks, Replica, Reporting, RunInfo
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
 from dure.device.fingerprint import named_weights, weights_sha256

@@ -27,6 +27,7 @@ from dure.comm.backend.arguments import (
     refuse_other_sizes,
     several,
 )
+from dure.comm.backend.by_gloo import ByGloo
 from dure.comm.backend.channel import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -51,7 +52,7 @@ Work = Any
 _alive: weakref.WeakSet[ProcessGroupDure] = weakref.WeakSet()
 
 
-class ProcessGroupDure(_c10d.ProcessGroup):  # type: ignore[misc]  # torch's stubs differ from torch
+class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # torch's stubs differ from torch
     """Ranks that reduce through shared memory, in a fixed order."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -224,29 +225,6 @@ class ProcessGroupDure(_c10d.ProcessGroup):  # type: ignore[misc]  # torch's stu
         if self._channel is None:
             return self._gloo.barrier(opts)
         return self._submit([], lambda: self._run(Collective(BARRIER, None, [], 0), opts), opts)
-
-    # Gloo's. Defined, as torch's C++ looks for them here.
-
-    def all_to_all_single(
-        self, output: Any, given: Any, output_split_sizes: Any, input_split_sizes: Any, opts: Any = None
-    ) -> Work:
-        """See torch."""
-        opts = opts or _c10d.AllToAllOptions()
-        return self._gloo.alltoall_base(output, given, output_split_sizes, input_split_sizes, opts)
-
-    alltoall_base = all_to_all_single
-
-    def send(self, tensors: Tensors, dstRank: int, tag: int) -> Work:  # noqa: N803 - torch's names
-        """See torch."""
-        return self._gloo.send(list(tensors), dstRank, tag)
-
-    def recv(self, tensors: Tensors, srcRank: int, tag: int) -> Work:  # noqa: N803
-        """See torch."""
-        return self._gloo.recv(list(tensors), srcRank, tag)
-
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """See torch; names the ranks that have not come."""
-        self._gloo.monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = None
