@@ -165,6 +165,12 @@ class Train(Section):
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
     prove_every: CountOrNone = 100
     """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of steps in which another rank computes one shard again, drawn at random, and compares the gradients' bits
+    before they met others; 0: none. Never changes a bit."""
+    on_corruption: Literal["stop", "exclude", "repeat"] = "stop"
+    """When a rank was found to compute wrongly, the step is repeated; then the run saves and ends (exit code 3), or goes
+    on without that rank where `--ranks 2:8` allows it (on several nodes without its node: `--nodes 1:2`), or as it is."""
     receipt_every: CountOrNone = 100
     """Steps between two hashes of all weights and optimizer state in the run's receipt; 0: only at the end. Those of
     checkpoints are always recorded."""
@@ -317,5 +323,13 @@ class Job(Section):
             raise ValueError(
                 "train.shard_optimizer is true, but with team.sync = false every rank updates a model of its own; "
                 "turn one of them off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_model_to_audit(self) -> Job:
+        if self.train.audit and not self.team.sync:
+            raise ValueError(
+                "train.audit compares ranks that train one model, but team.sync is false; turn one of them off"
             )
         return self

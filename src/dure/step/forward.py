@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dure.base.errors import JobError, ModelRefused
 from dure.comm.topology import Topology
 from dure.step.loss import LossSum, SumAndCount, sum_and_count
+from dure.step.shadow import OnCorruption
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Setting:
     precision: str = "fp32"
     deadline_seconds: float = 150.0
     """How long a rank waits for another."""
+    audit: float = 0.0
+    """Share of steps in which another rank computes one shard again. Never changes a bit."""
+    on_corruption: OnCorruption = "stop"
+    """What follows when a rank computed wrongly."""
 
 
 Forward = Callable[[Any, Any], Any]

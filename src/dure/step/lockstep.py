@@ -26,7 +26,7 @@ from dure.comm.reduce.gradient_marks import GradientMarks, Windows
 from dure.comm.reduce.hook import GradientExchange, OwnPlaces, StepExchange
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
-from dure.data.batches import Batch
+from dure.data.batches import Batch, content_mark
 from dure.data.seeds import seed_all, seed_of
 from dure.data.shards import rank_of_shard
 from dure.device.fingerprint import fingerprint
@@ -35,6 +35,7 @@ from dure.step.first_probe import probe_on
 from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
 from dure.step.loss import SumAndCount
 from dure.step.replica import Buffers, ProbeResult
+from dure.step.shadow import Audited, Chosen, Computed, Corruption, OwnShard, chosen, compare
 from dure.step.unused import complete, not_reached
 from dure.step.update import clip
 
@@ -60,6 +61,9 @@ class StepResult:
     """Losses and counts by shard."""
     marks: GradientMarks | None = None
     """Fingerprints of the shards' gradients and contents, if asked for (`mark_gradients`)."""
+    audited: Audited | None = None
+    """The shard that another rank computed again, and whether the bits were the same; where not, the step's own
+    gradients were computed again."""
 
 
 class Steps(Protocol):
@@ -140,8 +144,20 @@ class Lockstep:
         """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient, or None
         where no shard of any rank used the parameter.
 
-        `flags` are OR-ed over ranks in the loss reduction.
+        `flags` are OR-ed over ranks in the loss reduction. A step that a shadow shard shows to be wrong is computed
+        again, once; raises ComputedWrongly where it is wrong again.
         """
+        first = self._forward_backward(batch, loss, flags, None)
+        if isinstance(first, StepResult):
+            return first
+        again = self._forward_backward(batch, loss, flags, first)
+        assert isinstance(again, StepResult)
+        return again
+
+    def _forward_backward(
+        self, batch: Batch, loss: PartLoss, flags: int, wrong: Corruption | None
+    ) -> StepResult | Corruption:
+        """One computation of a step; `wrong` is what is known of the one before. Returns what is wrong with it."""
         buffers = self._buffers
         assert buffers is not None, "prepare comes first"
         began = time.perf_counter()
@@ -151,10 +167,18 @@ class Lockstep:
         versions = [parameter._version for parameter in (*self._parameters, *beside)]
         # Once after an update: what writes weights in the forward pass may have found nothing to do before.
         bits = self._weights() if self._steps_begun == 2 else None
-        step = self._new_exchange(batch, flags)
+        step = self._new_exchange(batch, loss, flags)
         unused = self._compute(batch, loss, step, buffers)
         ended = time.perf_counter()
         self._exchange.finish()
+        audited = self._audit(batch, loss, step, buffers)
+        if audited is not None and audited.corruption is not None and audited.corruption.in_step:
+            buffers.restore()
+            if wrong is not None:
+                raise audited.corruption.error(self._setting.on_corruption)
+            return audited.corruption
+        if audited is not None and wrong is not None:
+            audited = Audited(audited.chosen, wrong)
         self._refuse_written_weights(beside, versions, bits)
         self._refuse_not_finite(batch, step.totals)
         if step.flags & NOT_FINITE:
@@ -175,6 +199,7 @@ class Lockstep:
             step.totals.mark,
             step.totals,
             step.marks,
+            audited,
         )
 
     def update(
@@ -271,8 +296,8 @@ class Lockstep:
             if shard is batch.shards[0]:
                 buffers.keep()
             if shard is not last:
-                if step.marks is not None:
-                    step.marks.note(shard.shard, self._parameters, [p.grad for p in self._parameters])
+                for watch in step.watches:
+                    watch.note(shard.shard, self._parameters, [p.grad for p in self._parameters])
                 without = self._stack.push(shard.shard, batch.active)
                 unused = without if unused is None else unused & without
         return unused or set()
@@ -308,7 +333,7 @@ class Lockstep:
             self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
             raise
 
-    def _new_exchange(self, batch: Batch, flags: int) -> StepExchange:
+    def _new_exchange(self, batch: Batch, loss: PartLoss, flags: int) -> StepExchange:
         setting = self._setting
         shape = Pieces.of_step(setting.topology.size, setting.shards, batch.active)
         ranks, rank = (setting.topology.size, setting.topology.rank) if setting.sync else (1, 0)
@@ -318,7 +343,61 @@ class Lockstep:
         marks = None
         if self._windows is not None:
             marks = self._windows.marks(batch.step, setting.shards, batch.content_mark)
-        return StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals, marks=marks)
+        step = StepExchange(shape, None if batch.idle else batch.shards[-1].shard, totals, marks=marks)
+        asked = self._chosen(batch, loss)
+        if asked is not None and asked.owner == rank:
+            step.watch = OwnShard(asked.shard, self._parameters)
+        return step
+
+    def _chosen(self, batch: Batch, loss: PartLoss) -> Chosen | None:
+        """The shard of this step that another rank computes again, if any."""
+        setting = self._setting
+        if not setting.audit or not setting.sync:
+            return None
+        number = loss.number if isinstance(loss, WholeLoss) else 0
+        ranks = setting.topology.size
+        return chosen(setting.seed, setting.audit, batch.step, number, batch.active, ranks, setting.shards)
+
+    def _audit(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> Audited | None:
+        """Where it is due: have a shard computed again and compare; a collective call."""
+        asked = self._chosen(batch, loss)
+        if asked is None:
+            return None
+
+        def own() -> Computed:
+            assert isinstance(step.watch, OwnShard)
+            summed = step.totals.losses[asked.shard]
+            return Computed(batch.content_mark_of(asked.shard), summed, step.watch.gradients())
+
+        found = compare(
+            self._group,
+            asked,
+            self._names,
+            own,
+            lambda: self._compute_again(batch, asked.shard, loss, buffers),
+        )
+        return Audited(asked, found)
+
+    def _compute_again(self, batch: Batch, number: int, loss: PartLoss, buffers: Buffers) -> Computed:
+        """Any shard of this step, as its owner computes it; gradients and what becomes of buffers stay as they are."""
+        kept = [parameter.grad for parameter in self._parameters]
+        shard, contents = batch.source.shard_again(batch.step, number)
+        for parameter in self._parameters:
+            parameter.grad = None
+        buffers.restore()
+        summed = 0.0
+        self._heartbeat.beat(batch.step, Phase.COMPUTE)
+        for micro, part in enumerate(shard.parts):
+            seed_all(_seed(self._setting.seed, batch.step, micro, number, loss))
+            # Not by way of DDP: its first forward pass after a synchronised one may be a collective call.
+            total, _ = compute_loss(self.model.module, part, loss, self._setting)
+            summed += float(total.detach())
+            if total.requires_grad:
+                total.backward()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        for parameter, gradient in zip(self._parameters, kept, strict=True):
+            parameter.grad = gradient
+        return Computed(content_mark(shard.ids, contents), summed, gradients)
 
     def _take_off_unused(self, unused: set[int]) -> None:
         """No rank's shards used every parameter: find those that none used, and take their zeros off, so that decay

@@ -214,6 +214,9 @@ class Checkpoint:
         self._progress.steps_done += 1
         with self._calls.inside("save_if_due", self.step):
             self._manager.save_if_due(flags)
+            if self._team.is_corrupted:
+                self._manager.save_now()
+        self._team.refuse_to_go_on()
         self._team.heartbeat.beat(self.step, Phase.DATA)
 
     def save(self) -> None:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from dure.base.errors import Resumable, UsageError
+from dure.base.errors import ComputedWrongly, Resumable, UsageError
+from dure.base.say import say
 from dure.checkpoint.state import Sharing
 from dure.comm.call_board import CallBoard
 from dure.comm.reduce.exchanger import Exchanger
@@ -40,6 +41,7 @@ from dure.step.replica import (
     same_start,
     wrap,
 )
+from dure.step.shadow import Audited
 from dure.team.checkpoint import Checkpoint, Wanted
 from dure.team.data import TeamData
 from dure.team.member import Member
@@ -88,6 +90,8 @@ class Team(Member):
         self._sharded = ShardedOptimizers(topology, setting, self.group)
         self._data = TeamData(topology, setting, self.group, heartbeat)
         self._checkpoint: Checkpoint | None = None
+        self._corruption: ComputedWrongly | None = None
+        """What the team ends with, when the step is done in which it was found."""
 
     def exchanger(self) -> Exchanger:
         """A new exchanger of gradients, for one thread; a collective call."""
@@ -325,6 +329,7 @@ class Team(Member):
 
         `flags` are bits of this rank; the outcome has those of all ranks, OR-ed.
         """
+        self.refuse_to_go_on()
         step = getattr(batch, "step", None)
         lockstep = self._replicas.lockstep(model)
         computed = self._replicas.loss(model, step if step is not None else -1, loss, forward)
@@ -333,9 +338,29 @@ class Team(Member):
             if self._checkpoint is not None:
                 flags |= self._checkpoint.begin_step(batch)
             result = lockstep.forward_backward(batch, computed, flags)
+        self._note_corruption(result.audited)
         if self._checkpoint is not None:
             self._checkpoint.end_step(batch, result.flags)
         return result
+
+    @property
+    def is_corrupted(self) -> bool:
+        """Whether the team ends after this step, as a rank was found to compute wrongly; the same on all ranks."""
+        return self._corruption is not None
+
+    def refuse_to_go_on(self) -> None:
+        """After the update of a step in which a rank was found to compute wrongly: raise that, on all ranks."""
+        found, self._corruption = self._corruption, None
+        if found is not None:
+            raise found
+
+    def _note_corruption(self, audited: Audited | None) -> None:
+        if audited is None or audited.corruption is None:
+            return
+        if self.is_leader:
+            say(f"{audited.corruption.words}. The step was computed again")
+        if self.setting.on_corruption != "repeat":
+            self._corruption = audited.corruption.error(self.setting.on_corruption)
 
     def update(
         self,
@@ -434,6 +459,8 @@ class Team(Member):
             with self._calls.inside("save"):
                 self._checkpoint.finish(saves=saves)
             self._checkpoint = None
+        if saves:
+            self.refuse_to_go_on()
         self.heartbeat.beat(-1, Phase.DONE)
         self._calls.leave()
         self.logs.close()

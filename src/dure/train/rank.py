@@ -29,6 +29,7 @@ from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
+from dure.step.shadow import Audited
 from dure.team import Team, start
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
@@ -56,6 +57,8 @@ def run_rank(job_text: str, run_path: str) -> RankResult:
         wire=loaded.job.reduce.wire,
         transport=loaded.job.reduce.transport,
         hang_seconds=section.hang_seconds,
+        audit=train.audit,
+        on_corruption=train.on_corruption,
     ) as team:
         folder = RunFolder(Path(run_path))
         recorder = events.Recorder(folder.events(team.rank))
@@ -78,6 +81,7 @@ class Run:
     seconds: dict[str, float]
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
+    audited: int = 0
     at: Progress = field(default_factory=Progress)
     saving_seconds: float = 0.0
     """Of this thread, since the last step was recorded."""
@@ -147,6 +151,7 @@ class Run:
                 self.contents.end_epoch()
             if self.save_if_due(result.flags):
                 self._call("on_save")
+            self.end_if_corrupted()
             if self.at.stopped:
                 break
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
@@ -221,6 +226,7 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        self.record_audit(result.audited)
         self.log.step(batch.step, result.loss, norm, self.optimizer)
         self.saving_seconds = 0.0
         if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
@@ -234,6 +240,30 @@ class Run:
         saved = self.checkpoints.save_if_due(flags)
         self.saving_seconds += time.perf_counter() - began
         return saved
+
+    def end_if_corrupted(self) -> None:
+        """Where a rank computed this step wrongly at first: save what the step, computed again, has led to, and end."""
+        if self.team.is_corrupted:
+            self.checkpoints.save_now()
+        self.team.refuse_to_go_on()
+
+    def record_audit(self, audited: Audited | None) -> None:
+        """Record the shard that another rank computed again; on that rank."""
+        if audited is None or audited.chosen.by != self.team.rank:
+            return
+        self.audited += 1
+        asked, found = audited.chosen, audited.corruption
+        self.recorder.record(
+            events.ShardAudited(
+                asked.step,
+                asked.shard,
+                asked.owner,
+                agree=found is None,
+                wrong=-1 if found is None else found.rank,
+                tensor="" if found is None else found.tensor,
+                words="" if found is None else found.words,
+            )
+        )
 
     def prove(self) -> str | None:
         """All replicas compare their state; nothing to compare when they train apart."""
@@ -310,6 +340,7 @@ class Run:
             apart=apart,
             notes=tuple(self.notes),
             start=self.start,
+            audited=self.audited,
             loaded=self._loaded(),
             ledger=self.at.ledger.to_plain(),
             storage=self.recorder.storage,
@@ -419,6 +450,11 @@ class Run:
             )
         counted = str(events.sessions_in(self.folder.events(0))) if self.team.is_leader else ""
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
+        if self.loaded.job.train.audit and self.team.topology.size == 1:
+            self._note(
+                "train.audit on one rank: shards are computed again on the same machine, which cannot show that it is "
+                "always wrong"
+            )
         cores = len(os.sched_getaffinity(0))
         busy = self.team.topology.local_size * section.threads
         if self.team.setting.device.type == "cpu" and busy < cores:
