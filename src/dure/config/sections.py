@@ -163,14 +163,15 @@ class Train(Section):
     """Gradients are scaled down so that their norm is at most this."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
-    prove_every: CountOrNone = 100
-    """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
+    prove_every: CountOrNone | Literal["auto"] = "auto"
+    """Steps between two proofs that all replicas are the same bits. `auto`: as often as takes 0.5 % of the time, every
+    1000 steps at the rarest; 0: only at the end."""
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of steps in which another rank computes one shard again, drawn at random, and compares the gradients' bits
     before they met others; 0: none. Never changes a bit."""
     on_corruption: Literal["stop", "exclude", "repeat"] = "stop"
-    """When a rank was found to compute wrongly, the step is repeated; then the run saves and ends (exit code 3), or goes
-    on without that rank where `--ranks 2:8` allows it (on several nodes without its node: `--nodes 1:2`), or as it is."""
+    """When a rank was found to compute wrongly, the step is repeated. Then the run saves and ends (exit code 3), or goes
+    on with it, or without it where `--ranks 2:8` allows that (on several nodes without its node: `--nodes 1:2`)."""
     receipt_every: CountOrNone = 100
     """Steps between two hashes of all weights and optimizer state in the run's receipt; 0: only at the end. Those of
     checkpoints are always recorded."""

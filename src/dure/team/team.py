@@ -29,6 +29,7 @@ from dure.data.batches import Batch, Batches
 from dure.data.shards import SplitKind
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.observe.results import Apart
+from dure.proof.proof_cadence import ProofCadence
 from dure.proof.verify_replicas import how_far_apart, prove_same
 from dure.step.evaluation import EvalResult, evaluate, rehearse
 from dure.step.forward import Forward, Setting
@@ -440,10 +441,20 @@ class Team(Member):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, step: int = -1
     ) -> str:
         """The fingerprint of this replica's whole state, the same on all ranks, or ReplicasDiffer."""
+        return self.prove_and_measure(model, optimizer, step, None)
+
+    def prove_and_measure(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        step: int,
+        cadence: ProofCadence | None,
+    ) -> str:
+        """As `prove`; `cadence` is told what it costs, on all ranks or on none."""
         self.heartbeat.beat(step, Phase.PROVE)
         with self._calls.inside("prove"):
             ranks = self._sharded.ranks_of(optimizer)
-            return prove_same(plain_module(model), optimizer, self.group, step, ranks)[self.rank]
+            return prove_same(plain_module(model), optimizer, self.group, step, ranks, cadence)[self.rank]
 
     def how_far_apart(self, model: DistributedDataParallel) -> Apart:
         """How far the ranks' weights are from each other (nothing, unless `sync` is off)."""

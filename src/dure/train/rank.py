@@ -24,6 +24,7 @@ from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
+from dure.proof.proof_cadence import ProofCadence
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
@@ -127,6 +128,7 @@ class Run:
         self.checkpoints.resume()
         self.receipt = self._open_receipt()
         self.start = self.at.steps_done
+        self.cadence = ProofCadence(self.loaded.job.train.prove_every, self.start)
         self.batches = self.batches.starting_at(self.batches.steps if self.at.stopped else self.start)
         samples = self.batches.plan.split.samples if self.team.setting.sync else 0
         self.contents = SampleContents(self.folder.samples, samples, self.team.group, self.batches.content)
@@ -143,9 +145,9 @@ class Run:
                 self.model, batch, self.loss_sum, self.checkpoints.step_flags()
             )
             norm, update_seconds = self.update()
-            self.record(batch, result, norm, update_seconds)
+            proved = self.prove_if_due(batch, result, update_seconds)
+            self.record(batch, result, norm, update_seconds, proved)
             self._call("on_step")
-            self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
             if batch.last_of_epoch:
                 self.contents.end_epoch()
@@ -174,11 +176,17 @@ class Run:
             )
         return norm, time.perf_counter() - began
 
-    def prove_if_due(self) -> None:
-        """Every `train.prove_every` steps."""
-        every = self.loaded.job.train.prove_every
-        if every and self.at.steps_done % every == 0:
-            self.prove()
+    def prove_if_due(self, batch: Batch, result: StepResult, update_seconds: float) -> str | None:
+        """As `train.prove_every` says, right after the update, while caches hold what it wrote; returns this rank's
+        fingerprint."""
+        cadence, steps_done = self.cadence, batch.step + 1
+        cadence.step_took(
+            batch.waited_seconds + result.compute_seconds + result.exchange_seconds + update_seconds
+        )
+        if not self.team.setting.sync or not cadence.is_due(steps_done):
+            return None
+        measured = cadence if cadence.is_measured else None
+        return self.team.prove_and_measure(self.model, self.optimizer, batch.step, measured)
 
     def evaluate_if_due(self, batch: Batch) -> float:
         """After so many epochs or steps; the run's last evaluation comes after its last checkpoint was begun."""
@@ -197,7 +205,14 @@ class Run:
             )
         return seconds
 
-    def record(self, batch: Batch, result: StepResult, norm: float | None, update_seconds: float) -> None:
+    def record(
+        self,
+        batch: Batch,
+        result: StepResult,
+        norm: float | None,
+        update_seconds: float,
+        proved: str | None = None,
+    ) -> None:
         """Record the step's result; costs the training thread some microseconds."""
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
@@ -226,6 +241,8 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        if proved is not None:
+            self.recorder.record(events.Proved(batch.step, proved, agree=True))
         self.record_audit(result.audited)
         self.log.step(batch.step, result.loss, norm, self.optimizer)
         self.saving_seconds = 0.0

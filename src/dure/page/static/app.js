@@ -12,7 +12,7 @@ import { WORDS } from "./words.js";
 const VIEWS = { now: NowView, ranks: RanksView, samples: SamplesView, proof: ProofView, compare: CompareView };
 const LOOK_MS = 1000;
 const IDLE_MS = 5000;
-const KINDS = ["team", "proof", "eval", "storage", "weights", "checkpoint", "memory", "note", "end"];
+const KINDS = ["team", "proof", "audit", "eval", "storage", "weights", "checkpoint", "memory", "note", "end"];
 
 class App {
   constructor(root, source) {
