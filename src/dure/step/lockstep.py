@@ -297,7 +297,8 @@ class Lockstep:
                 buffers.keep()
             if shard is not last:
                 for watch in step.watches:
-                    watch.note(shard.shard, self._parameters, [p.grad for p in self._parameters])
+                    seen = [self._parameters[at] for at in watch.wants(self._parameters)]
+                    watch.note(shard.shard, seen, [parameter.grad for parameter in seen])
                 without = self._stack.push(shard.shard, batch.active)
                 unused = without if unused is None else unused & without
         return unused or set()

@@ -81,6 +81,10 @@ class OwnShard:
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
         self._found: dict[int, torch.Tensor] = {}
 
+    def wants(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """All."""
+        return list(range(len(parameters)))
+
     def note(
         self, shard: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> None:

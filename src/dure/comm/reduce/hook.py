@@ -49,6 +49,10 @@ class _Bucket:
 class ShardWatch(Protocol):
     """Whoever wants to see shards' gradients before anything is added to them."""
 
+    def wants(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """The positions of those whose gradients it looks at."""
+        ...
+
     def note(
         self, shard: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> None:
@@ -88,10 +92,11 @@ class StepExchange:
 
     def show(self, stack: SubtreeStack, bucket: _Bucket) -> None:
         """Show the last shard's gradients, before the stack joins them."""
-        if self.shard is not None and self.watches:
-            views = stack.views_of(bucket.buffer, bucket.parameters, bucket.offsets)
-            for watch in self.watches:
-                watch.note(self.shard, bucket.parameters, views)
+        for watch in self.watches if self.shard is not None else ():
+            wanted = watch.wants(bucket.parameters)
+            parameters = [bucket.parameters[at] for at in wanted]
+            views = stack.views_of(bucket.buffer, parameters, [bucket.offsets[at] for at in wanted])
+            watch.note(self.shard, parameters, views)  # type: ignore[arg-type]
 
 
 class GradientExchange:
