@@ -63,6 +63,10 @@ def test_flipped_bits_are_found_named_and_undone(ranks, tmp_path):
         # Of a rank that computes another's shard wrongly, the step itself is right.
         owned = shards_of_rank(wrong, ranks, corrupting.SHARDS)
         assert all(in_step == (shard in owned) for _, shard, _, _, in_step in found)
+    for one in told:
+        stopped = one["stopped"]  # once the step is done, computed again
+        assert stopped["error"].startswith(f"rank {wrong} on ")
+        assert (stopped["taken"], stopped["sha"]) == (6, one["as far"]["sha"])
     error = {one["broken"]["error"] for one in told}
     assert len(error) == 1
     words = error.pop()

@@ -74,18 +74,19 @@ def audited(step, shard, ranks, share):
     return asked is not None and asked.shard == shard
 
 
-def trained(steps, audit=0.0, flips_on=-1, wanted=None, **flipping):
+def trained(steps, audit=0.0, flips_on=-1, wanted=None, how="repeat", **flipping):
     """In a rank: train, and tell what was flipped here, what was found, and what came of it."""
-    with dure.start(seed=SEED, shards=SHARDS, audit=audit, on_corruption="repeat") as team:
+    with dure.start(seed=SEED, shards=SHARDS, audit=audit, on_corruption=how) as team:
         module = net()
         model = team.replicate(module)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         flips = Flips(module, wanted, **flipping) if team.rank == flips_on else None
-        computed, found, error = 0, [], ""
+        computed, found, error, taken = 0, [], "", 0
         try:
             for batch in team.batches(data(), global_batch=24, steps=steps):
                 result = team.forward_backward(model, batch, F.cross_entropy)
                 team.update(model, optimizer)
+                taken = batch.step + 1
                 if result.audited is not None:
                     computed += 1
                     wrong = result.audited.corruption
@@ -103,6 +104,7 @@ def trained(steps, audit=0.0, flips_on=-1, wanted=None, **flipping):
             "found": found,
             "computed": computed,
             "error": error,
+            "taken": taken,
         }
 
 
@@ -114,6 +116,8 @@ def undisturbed_and_repaired(steps, ranks):
         "repaired": trained(steps, share, ranks - 1, lambda t, s: t and audited(t, s, ranks, share)),
         "half": trained(steps, 0.5),
         "all": trained(steps, 1.0),
+        "stopped": trained(steps, 1.0, ranks - 1, lambda t, s: t == 5 and audited(t, s, ranks, 1.0), "stop"),
+        "as far": trained(6),
         "broken": trained(steps, share, 0, lambda t, s: t and audited(t, s, ranks, share), again=True),
     }
 

@@ -171,7 +171,7 @@ class Train(Section):
     before they met others; 0: none. Never changes a bit."""
     on_corruption: Literal["stop", "exclude", "repeat"] = "stop"
     """When a rank was found to compute wrongly, the step is repeated. Then the run saves and ends (exit code 3), or
-    goes on without that rank where `--ranks 2:8` lets it (on several nodes without its node: `--nodes 1:2`), or with it."""
+    goes on: without that rank as far as `--ranks 2:8` lets it (on several nodes without its node), or with it."""
     receipt_every: CountOrNone = 100
     """Steps between two hashes of all weights and optimizer state in the run's receipt; 0: only at the end. Those of
     checkpoints are always recorded."""
