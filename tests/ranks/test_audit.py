@@ -153,7 +153,8 @@ def test_a_job_saves_and_stops_or_goes_on_without_the_rank_with_the_same_bits(jo
     assert goes_on["weights_sha256"] == sha
     assert goes_on["audited"] == 24 - goes_on["resumed_from"]
 
-    without = train(job("exclude"), tmp_path / "without", "--ranks", "2:3")
+    sharded = "--set=train.shard_optimizer=true"
+    without = train(job("exclude"), tmp_path / "without", "--ranks", "2:3", sharded)
     assert without.summary["weights_sha256"] == sha
     assert without.summary["ranks"] == 2
     assert "computes wrongly" in without.err

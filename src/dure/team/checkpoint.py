@@ -215,7 +215,7 @@ class Checkpoint:
         with self._calls.inside("save_if_due", self.step):
             self._manager.save_if_due(flags)
             if self._team.is_corrupted:
-                self._manager.save_now()
+                self._manager.save_last()
         self._team.refuse_to_go_on()
         self._team.heartbeat.beat(self.step, Phase.DATA)
 

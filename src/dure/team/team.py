@@ -470,8 +470,6 @@ class Team(Member):
             with self._calls.inside("save"):
                 self._checkpoint.finish(saves=saves)
             self._checkpoint = None
-        if saves:
-            self.refuse_to_go_on()
         self.heartbeat.beat(-1, Phase.DONE)
         self._calls.leave()
         self.logs.close()
@@ -483,6 +481,8 @@ class Team(Member):
         # A model and its hook hold each other, and the backend's threads: free them while Python is still whole,
         # or a thread that wants it during the interpreter's end aborts the process.
         atexit.register(gc.collect)
+        if saves:
+            self.refuse_to_go_on()
 
     def __enter__(self) -> Team:
         return self

@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
+from dure.base.errors import ComputedWrongly
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.manager import CheckpointManager
 from dure.checkpoint.places import Places
@@ -141,9 +142,7 @@ class Run:
         self._call("on_start")
         for batch in self.batches:
             self.contents.check(batch.epoch, batch.ids, batch.contents)
-            result = self.team.forward_backward(
-                self.model, batch, self.loss_sum, self.checkpoints.step_flags()
-            )
+            result = self.forward_backward(batch)
             norm, update_seconds = self.update()
             proved = self.prove_if_due(batch, result, update_seconds)
             self.record(batch, result, norm, update_seconds, proved)
@@ -163,6 +162,14 @@ class Run:
             evaluating += self.evaluate()
         self.seconds["eval"] = evaluating
         self._call("on_end")
+
+    def forward_backward(self, batch: Batch) -> StepResult:
+        """Compute the step's gradients."""
+        try:
+            return self.team.forward_backward(self.model, batch, self.loss_sum, self.checkpoints.step_flags())
+        except ComputedWrongly as wrong:  # twice in this step: there will be no event of it
+            self._note(str(wrong))
+            raise
 
     def update(self) -> tuple[float | None, float]:
         """Update the replica; returns the gradients' norm, if it was clipped, and the seconds it took."""
@@ -261,7 +268,7 @@ class Run:
     def end_if_corrupted(self) -> None:
         """Where a rank computed this step wrongly at first: save what the step, computed again, has led to, and end."""
         if self.team.is_corrupted:
-            self.checkpoints.save_now()
+            self.checkpoints.save_last()
         self.team.refuse_to_go_on()
 
     def record_audit(self, audited: Audited | None) -> None:
