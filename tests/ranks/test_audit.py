@@ -11,7 +11,7 @@ from support.commands import train
 from dure.base.run_folder import RunFolder
 from dure.data.shards import shards_of_rank
 from dure.launch import run_team
-from dure.observe.events import ShardAudited, read_events
+from dure.observe.events import Proved, ShardAudited, read_events
 from dure.step.shadow import chosen
 
 STEPS = 40
@@ -125,19 +125,18 @@ def job(tmp_path):
     return written
 
 
-def audits(run, ranks):
-    return [
-        event
-        for rank in range(ranks)
-        for event in read_events(run.events(rank))
-        if isinstance(event, ShardAudited)
-    ]
+def events_of(run, rank, kind):
+    return [event for event in read_events(RunFolder(run).events(rank)) if isinstance(event, kind)]
 
 
 def test_a_job_saves_and_stops_or_goes_on_without_the_rank_with_the_same_bits(job, tmp_path):
     undisturbed = train(job("stop", 0.0, -1), tmp_path / "quiet").summary
     assert undisturbed["audited"] is None
     sha = undisturbed["weights_sha256"]
+    proofs = [[one.step for one in events_of(tmp_path / "quiet", rank, Proved)] for rank in range(3)]
+    assert proofs == [proofs[0]] * 3  # as often as costs little, and yet at the same steps
+    assert proofs[0][0] == 0
+    assert proofs[0][-1] == 23
 
     stopped = train(job("stop"), tmp_path / "stopped")
     assert (tmp_path / "flipped").exists()
@@ -146,7 +145,8 @@ def test_a_job_saves_and_stops_or_goes_on_without_the_rank_with_the_same_bits(jo
     assert "rank 1 on " in last
     assert "computes wrongly" in last
     assert json.loads((tmp_path / "stopped/errors/rank-0.json").read_text())["rank"] == 1
-    wrong = [one for one in audits(RunFolder(tmp_path / "stopped"), 3) if not one.agree]
+    seen = [one for rank in range(3) for one in events_of(tmp_path / "stopped", rank, ShardAudited)]
+    wrong = [one for one in seen if not one.agree]
     assert [(one.wrong, one.owner == 1 or one.tensor != "") for one in wrong] == [(1, True)]
     goes_on = train(tmp_path / "job.toml", tmp_path / "stopped").summary
     assert goes_on["resumed_from"] == wrong[0].step + 1

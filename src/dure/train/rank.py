@@ -25,14 +25,12 @@ from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
-from dure.proof.proof_cadence import ProofCadence
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.sample_contents import SampleContents
-from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
-from dure.step.shadow import Audited
 from dure.team import Team, start
+from dure.train.checks import Checks
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
@@ -83,7 +81,6 @@ class Run:
     seconds: dict[str, float]
     notes: list[str] = field(default_factory=list)
     samples_seen: int = 0
-    audited: int = 0
     at: Progress = field(default_factory=Progress)
     saving_seconds: float = 0.0
     """Of this thread, since the last step was recorded."""
@@ -129,7 +126,9 @@ class Run:
         self.checkpoints.resume()
         self.receipt = self._open_receipt()
         self.start = self.at.steps_done
-        self.cadence = ProofCadence(self.loaded.job.train.prove_every, self.start)
+        self.checks = Checks(
+            self.team, self.model, self.optimizer, self.recorder, job.train.prove_every, self.start
+        )
         self.batches = self.batches.starting_at(self.batches.steps if self.at.stopped else self.start)
         samples = self.batches.plan.split.samples if self.team.setting.sync else 0
         self.contents = SampleContents(self.folder.samples, samples, self.team.group, self.batches.content)
@@ -144,15 +143,16 @@ class Run:
             self.contents.check(batch.epoch, batch.ids, batch.contents)
             result = self.forward_backward(batch)
             norm, update_seconds = self.update()
-            proved = self.prove_if_due(batch, result, update_seconds)
-            self.record(batch, result, norm, update_seconds, proved)
+            spent = batch.waited_seconds + result.compute_seconds + result.exchange_seconds
+            self.checks.after_update(batch.step, spent + update_seconds)
+            self.record(batch, result, norm, update_seconds)
             self._call("on_step")
             evaluating += self.evaluate_if_due(batch)
             if batch.last_of_epoch:
                 self.contents.end_epoch()
             if self.save_if_due(result.flags):
                 self._call("on_save")
-            self.end_if_corrupted()
+            self.checks.end_if_corrupted(self.checkpoints.save_last)
             if self.at.stopped:
                 break
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
@@ -183,18 +183,6 @@ class Run:
             )
         return norm, time.perf_counter() - began
 
-    def prove_if_due(self, batch: Batch, result: StepResult, update_seconds: float) -> str | None:
-        """As `train.prove_every` says, right after the update, while caches hold what it wrote; returns this rank's
-        fingerprint."""
-        cadence, steps_done = self.cadence, batch.step + 1
-        cadence.step_took(
-            batch.waited_seconds + result.compute_seconds + result.exchange_seconds + update_seconds
-        )
-        if not self.team.setting.sync or not cadence.is_due(steps_done):
-            return None
-        measured = cadence if cadence.is_measured else None
-        return self.team.prove_and_measure(self.model, self.optimizer, batch.step, measured)
-
     def evaluate_if_due(self, batch: Batch) -> float:
         """After so many epochs or steps; the run's last evaluation comes after its last checkpoint was begun."""
         settings = self.loaded.job.eval
@@ -212,14 +200,7 @@ class Run:
             )
         return seconds
 
-    def record(
-        self,
-        batch: Batch,
-        result: StepResult,
-        norm: float | None,
-        update_seconds: float,
-        proved: str | None = None,
-    ) -> None:
+    def record(self, batch: Batch, result: StepResult, norm: float | None, update_seconds: float) -> None:
         """Record the step's result; costs the training thread some microseconds."""
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
@@ -248,9 +229,7 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
-        if proved is not None:
-            self.recorder.record(events.Proved(batch.step, proved, agree=True))
-        self.record_audit(result.audited)
+        self.checks.record(batch.step, result.audited)
         self.log.step(batch.step, result.loss, norm, self.optimizer)
         self.saving_seconds = 0.0
         if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
@@ -264,38 +243,6 @@ class Run:
         saved = self.checkpoints.save_if_due(flags)
         self.saving_seconds += time.perf_counter() - began
         return saved
-
-    def end_if_corrupted(self) -> None:
-        """Where a rank computed this step wrongly at first: save what the step, computed again, has led to, and end."""
-        if self.team.is_corrupted:
-            self.checkpoints.save_last()
-        self.team.refuse_to_go_on()
-
-    def record_audit(self, audited: Audited | None) -> None:
-        """Record the shard that another rank computed again; on that rank."""
-        if audited is None or audited.chosen.by != self.team.rank:
-            return
-        self.audited += 1
-        asked, found = audited.chosen, audited.corruption
-        self.recorder.record(
-            events.ShardAudited(
-                asked.step,
-                asked.shard,
-                asked.owner,
-                agree=found is None,
-                wrong=-1 if found is None else found.rank,
-                tensor="" if found is None else found.tensor,
-                words="" if found is None else found.words,
-            )
-        )
-
-    def prove(self) -> str | None:
-        """All replicas compare their state; nothing to compare when they train apart."""
-        if not self.team.setting.sync:
-            return None
-        found = self.team.prove(self.model, self.optimizer, self.at.steps_done - 1)
-        self.recorder.record(events.Proved(self.at.steps_done - 1, found, agree=True))
-        return found
 
     def evaluate(self) -> float:
         """Evaluate the model, if the job says on what; returns the seconds it took."""
@@ -337,7 +284,7 @@ class Run:
     def end(self) -> RankResult:
         """The last proof, the last checkpoint, and what this rank has to tell."""
         began = time.perf_counter()
-        fingerprint = self.prove() or self._own_fingerprint()
+        fingerprint = self.checks.last(self.at.steps_done - 1)
         sha256 = weights_sha256(self.model.module)
         apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
         self.checkpoints.save_last()
@@ -364,7 +311,7 @@ class Run:
             apart=apart,
             notes=tuple(self.notes),
             start=self.start,
-            audited=self.audited,
+            audited=self.checks.audited,
             loaded=self._loaded(),
             ledger=self.at.ledger.to_plain(),
             storage=self.recorder.storage,
@@ -427,9 +374,6 @@ class Run:
             is_writer=team.is_leader and team.setting.sync,
             session={"ranks": team.topology.size, "host": socket.gethostname()},
         )
-
-    def _own_fingerprint(self) -> str:
-        return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
 
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
