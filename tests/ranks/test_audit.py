@@ -2,10 +2,9 @@
 
 import json
 import math
-import shutil
 
 import pytest
-from support import FOLDER, corrupting
+from support import corrupting
 from support.commands import train
 
 from dure.base.run_folder import RunFolder
@@ -15,25 +14,6 @@ from dure.observe.events import Proved, ShardAudited, read_events
 from dure.step.shadow import chosen
 
 STEPS = 40
-JOB = """
-[model]
-factory = "corrupting.py:model"
-args = { folder = "HERE", flips = FLIPS }
-[data]
-factory = "corrupting.py:data"
-global_batch = 24
-[train]
-steps = 24
-seed = 11
-lr = 1e-2
-audit = AUDIT
-on_corruption = "HOW"
-[team]
-ranks = 3
-shards = 6
-[checkpoint]
-memory_every = 1
-"""
 
 
 def on_ranks(ranks, entry, *args, folder):
@@ -113,14 +93,8 @@ def test_as_many_of_400_flips_are_found_as_the_share_says(share, tmp_path):
 
 @pytest.fixture
 def job(tmp_path):
-    shutil.copy(FOLDER / "corrupting.py", tmp_path)
-
     def written(how, audit=1.0, flips=1):
-        path = tmp_path / "job.toml"
-        text = JOB.replace("HERE", str(tmp_path)).replace("HOW", how)
-        path.write_text(text.replace("AUDIT", str(audit)).replace("FLIPS", str(flips)))
-        (tmp_path / "flip").touch()
-        return path
+        return corrupting.put_job(tmp_path, how, audit, flips)
 
     return written
 
@@ -139,7 +113,7 @@ def test_a_job_saves_and_stops_or_goes_on_without_the_rank_with_the_same_bits(jo
     assert proofs[0][-1] == 23
 
     stopped = train(job("stop"), tmp_path / "stopped")
-    assert (tmp_path / "flipped").exists()
+    assert (tmp_path / "checkpoints/flipped").exists()
     assert stopped.code == 3, stopped.err
     last = stopped.err.strip().splitlines()[-1]
     assert "rank 1 on " in last

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,25 @@ from dure.device.fingerprint import weights_sha256
 from dure.step.shadow import chosen
 
 SEED, SHARDS, STEPS = 11, 6, 1000
+JOB = """
+[model]
+factory = "corrupting.py:model"
+args = {{ folder = "{{storage}}/checkpoints", flips = {flips} }}
+[data]
+factory = "corrupting.py:data"
+global_batch = 24
+[train]
+steps = 24
+seed = 11
+lr = 1e-2
+audit = {audit}
+on_corruption = "{how}"
+[team]
+ranks = 3
+shards = 6
+[checkpoint]
+memory_every = 1
+"""
 
 
 @dataclass
@@ -149,6 +169,16 @@ def model(folder="", flips=-1):
     if int(os.environ.get("RANK", "0")) == flips:
         Flips(module, _once(wanted))
     return module
+
+
+def put_job(folder, how, audit=1.0, flips=1):
+    """Write a job whose rank `flips` is wrong once; returns its path."""
+    shutil.copy(__file__, folder)
+    path = folder / "job.toml"
+    path.write_text(JOB.format(how=how, audit=audit, flips=flips))
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "flip").touch()
+    return path
 
 
 def _once(wanted):
