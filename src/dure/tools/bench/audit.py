@@ -13,12 +13,14 @@ from dure.launch.preload import TORCH_WITH_DDP
 from dure.tools.bench.paired import Figures, more_in, of_all_ranks
 from dure.tools.bench.workload import Workload
 
+WORKLOAD = Workload()
 SHARE = 0.01
 
 
-def bench_audit(*, ranks: int = 3, rounds: int = 15, steps: int = 3) -> dict[str, object]:
+def bench_audit(
+    *, ranks: int = 3, rounds: int = 15, steps: int = 3, load: Workload = WORKLOAD
+) -> dict[str, object]:
     """CPU-seconds of a step on all ranks together, medians over `rounds` rounds of `steps` steps of either kind."""
-    load = Workload()
     with tempfile.TemporaryDirectory(prefix="dure-bench-audit-") as name:
         found = cast(
             list[dict[str, Any]],

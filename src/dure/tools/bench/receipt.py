@@ -17,13 +17,15 @@ from dure.launch.preload import TORCH_WITH_DDP
 from dure.tools.bench.paired import more_in, of_all_ranks
 from dure.tools.bench.workload import Workload
 
+WORKLOAD = Workload()
 EVERY = int(Train.model_fields["receipt_every"].default)
 """Steps between two roots, as by default."""
 
 
-def bench_receipt(*, ranks: int = 2, rounds: int = 15, steps: int = 3) -> dict[str, object]:
+def bench_receipt(
+    *, ranks: int = 2, rounds: int = 15, steps: int = 3, load: Workload = WORKLOAD
+) -> dict[str, object]:
     """CPU-seconds of a step on all ranks together, medians over `rounds` rounds of `steps` steps of either kind."""
-    load = Workload()
     with tempfile.TemporaryDirectory(prefix="dure-bench-receipt-") as name:
         folder = RunFolder(Path(name) / "run")
         found = cast(
