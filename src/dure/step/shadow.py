@@ -233,7 +233,7 @@ def _corruption(
     others = [other for other in range(len(told)) if other not in verdict.wrong]
     words = (
         f"{_names(told, [rank])} computes wrongly: {where}, its bits of {tensor} are not those of "
-        f"{_names(told, others) if others else 'its other computations'}{bits}; {steady}"
+        f"{_names(told, others) if others else 'its other computations'}: {bits}; {steady}"
     )
     in_step = told[asked.owner].digests[0] != verdict.right
     return Corruption(asked, tensor, rank, told[rank].host, in_step, words)
@@ -244,7 +244,7 @@ def _difference(
 ) -> str:
     """How a rank's wrong tensor differs from the right one, in words; a collective call."""
     if at < 0:
-        return ""
+        return "another number"
     wrong = next(place for place, result in enumerate(told[rank].digests) if result != verdict.right)
     shown = mine[0].gradients[at]
     if group.rank == rank:
@@ -261,7 +261,7 @@ def _difference(
         other = (flat.view(-1, size) != truth.view(-1, size)).any(1).nonzero().flatten()
         first = int(other[0])
         seen, wanted = (bytes(b.view(-1, size)[first].flip(0).tolist()).hex() for b in (flat, truth))
-        words = f" ({len(other)} of {shown.numel()} elements; element {first} is 0x{seen}, not 0x{wanted})"
+        words = f"{len(other)} of {shown.numel()} elements differ, element {first} is 0x{seen} and not 0x{wanted}"
     return next((text for text in group.gather(words, _WHAT) if text), "")
 
 

@@ -55,8 +55,8 @@ def start(
     of all kinds that have AVX2; the script must have been started for it: `dure run --arithmetic portable`.
 
     `audit` is the share of steps, 0 to 1, in which another rank computes one shard again and compares the gradients'
-    bits. When a rank computed wrongly the step is repeated; then the script ends with ComputedWrongly (exit code 3) at
-    its next `save_if_due`, step or end (`on_corruption="stop"`), or goes on (`"repeat"`).
+    bits. When a rank computed wrongly the step is repeated; then ComputedWrongly is raised on all ranks by the next
+    `save_if_due`, step or end (`on_corruption="stop"`), or the script goes on (`"repeat"`).
     """
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
     _tell_errors_in_one_line()
