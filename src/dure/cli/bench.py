@@ -195,6 +195,24 @@ def bench_page(
     print_figures(page, page.bench_page(size, only.split(",")), as_json)
 
 
+@bench.command("plan")
+def bench_plan(
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Also: the step bench's model on 1, 2 and 4 ranks of this machine, predicted and measured.",
+        ),
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Of the step bench, with --here.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """The planner against published tables, an error per row; with --here against `dure bench step` too."""
+    from dure.tools.bench import plan
+
+    print_figures(plan, plan.bench_plan(here=here, rounds=rounds), as_json)
+
+
 def _sizes(mib: str) -> list[float]:
     try:
         return [float(size) for size in mib.split(",")]
