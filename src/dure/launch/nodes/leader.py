@@ -72,6 +72,7 @@ class Leader:
         """To be closed when the other side has closed, or at a time."""
         self._nodes: dict[AgentConnection, int] = {}
         """The inverse of `_lines`."""
+        self._looked_over_at = 0.0
         self._told_of_strangers = 0
         self._said_at = self._said_strangers_at = self._beat_at = 0.0
         self._closing = threading.Event()
@@ -108,10 +109,15 @@ class Leader:
                         self._accept(key.fileobj, now)
                     else:
                         self._hear(key.data, now)
+                        if key.data.closed:
+                            self._looked_over_at = 0.0  # or it would be readable, and wake us, until we look again
                 self._acceptor.expire()
                 self._post(self._membership.tick(now))
                 self._beat(now)
-                self._let_go(now)
+                # All connections, but not after every message: N nodes' beats would cost N squared looks.
+                if now - self._looked_over_at >= _LOOK_SECONDS:
+                    self._looked_over_at = now
+                    self._let_go(now)
         finally:
             self._acceptor.close()
             close_all([*self._lines.values(), *self._new, *self._refused], _FLUSH_SECONDS)
