@@ -13,7 +13,7 @@ from support.commands import EXAMPLES, dure
 from dure.base.errors import UsageError
 from dure.config import load_job
 from dure.plan.failures import daly_interval, failures
-from dure.plan.links import Link, Links, Shape, all_reduce_seconds, sent_by_node
+from dure.plan.links import Link, Links, Shape, all_reduce_seconds, most_pieces, sent_by_node
 from dure.plan.machine import known_machines, load_machine
 from dure.plan.measurement import Measurement, read_measurement, settings_hash, write_measurement
 from dure.plan.outlook import Told, assume, outlook
@@ -83,6 +83,11 @@ def test_a_team_of_one_exchanges_nothing_and_a_ring_sends_what_a_ring_sends():
     assert sent_by_node(1e6, Shape(4, 2), "ring") == pytest.approx(2 * 7 / 8 * 1e6)
     assert sent_by_node(1e6, Shape(4, 2), "slices") == pytest.approx(2 * 3 / 4 * 1e6)
     assert sent_by_node(1e6, Shape(2, 4), "slices") == pytest.approx(1e6)  # one bucket a direction
+
+
+def test_a_node_whose_shards_are_no_whole_subtree_sends_more():
+    assert [most_pieces(16, nodes) for nodes in (1, 2, 3, 4, 8)] == [1, 1, 3, 1, 1]
+    assert sent_by_node(3e6, Shape(3, 1, 3), "slices") == pytest.approx(4 * 2 / 3 * 3e6)
 
 
 @given(

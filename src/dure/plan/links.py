@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dure.comm.tree import subtrees
+from dure.data.shards import shards_of_rank
+
 Collective = Literal["ring", "slices"]
 """`ring`: NCCL's, oneCCL's: over all ranks. `slices`: dure's: sums within each node through shared memory, then
 every rank swaps its own slice between the nodes; two nodes send one bucket's bytes a direction."""
@@ -30,6 +33,8 @@ class Shape:
     nodes: int
     ranks: int
     """On each node."""
+    pieces: int = 1
+    """Subtrees of the sum that a node holds: more than one where its shards are no whole subtree."""
 
     @property
     def size(self) -> int:
@@ -62,8 +67,17 @@ def sent_by_node(nbytes: float, shape: Shape, collective: Collective) -> float:
     """Bytes that each node sends to others in one all-reduce."""
     if shape.nodes == 1:
         return 0.0
-    parts = shape.size if collective == "ring" else shape.nodes
-    return 2.0 * (parts - 1) / parts * nbytes
+    if collective == "ring":
+        return 2.0 * (shape.size - 1) / shape.size * nbytes
+    if shape.nodes == 2:  # each sends what it holds, and both add
+        return shape.pieces * nbytes
+    return (shape.pieces + 1.0) * (shape.nodes - 1) / shape.nodes * nbytes
+
+
+def most_pieces(shards: int, nodes: int) -> int:
+    """The most subtrees of the sum that one of so many nodes holds."""
+    runs = (shards_of_rank(node, nodes, shards) for node in range(nodes))
+    return max(1, *(len(subtrees(run, shards)) for run in runs))
 
 
 def _ring(nbytes: float, shape: Shape, links: Links) -> float:

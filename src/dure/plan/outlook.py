@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dure.base.errors import UsageError
 from dure.config import Job
 from dure.plan.failures import Failures, failures
-from dure.plan.links import Link, Shape, sent_by_node
+from dure.plan.links import Link, Shape, most_pieces, sent_by_node
 from dure.plan.machine import ETHERNET_SHARE, Machine
 from dure.plan.measurement import Measurement
 from dure.plan.step import Phases, Team, Work, step_phases
@@ -190,9 +190,9 @@ def outlook(assumed: Assumed, nodes: int) -> Outlook:
     """On so many nodes."""
     if nodes < 1:
         raise UsageError(f"--nodes has {nodes}; a team has at least one node")
-    team = _on(assumed.team, nodes)
+    team = _on(assumed, nodes)
     phases = step_phases(assumed.work, team)
-    one = step_phases(assumed.work, _on(assumed.team, 1))
+    one = step_phases(assumed.work, _on(assumed, 1))
     alone = step_phases(assumed.work, replace(assumed.team, shape=Shape(1, 1)))
     expected = _expected(assumed, nodes)
     memory = assumed.rank_bytes / 2**30
@@ -203,9 +203,9 @@ def outlook(assumed: Assumed, nodes: int) -> Outlook:
         ranks=team.shape.size,
         busy_ranks=min(team.shape.size, assumed.work.shards),
         phases={name: seconds for name, seconds in asdict(phases).items() if name != "hidden"},
-        step_seconds=_range(assumed, lambda other: step_phases(other.work, _on(other.team, nodes)).step),
+        step_seconds=_range(assumed, lambda other: step_phases(other.work, _on(other, nodes)).step),
         samples_per_second=_range(
-            assumed, lambda other: other.batch / step_phases(other.work, _on(other.team, nodes)).step
+            assumed, lambda other: other.batch / step_phases(other.work, _on(other, nodes)).step
         ),
         speedup=_range(assumed, lambda other: _speedup(other, nodes)),
         efficiency=one.step / phases.step / nodes,
@@ -232,19 +232,20 @@ def _network(gbit: float, hop_seconds: float) -> Link:
     return Link(gbit * 1e9 / 8 * ETHERNET_SHARE, hop_seconds)
 
 
-def _on(team: Team, nodes: int) -> Team:
-    return replace(team, shape=Shape(nodes, team.shape.ranks))
+def _on(assumed: Assumed, nodes: int) -> Team:
+    pieces = most_pieces(assumed.work.shards, nodes)
+    return replace(assumed.team, shape=Shape(nodes, assumed.team.shape.ranks, pieces))
 
 
 def _speedup(assumed: Assumed, nodes: int) -> float:
-    one, many = (step_phases(assumed.work, _on(assumed.team, count)).step for count in (1, nodes))
+    one, many = (step_phases(assumed.work, _on(assumed, count)).step for count in (1, nodes))
     return one / many
 
 
 def _expected(assumed: Assumed, nodes: int) -> Failures:
     return failures(
         steps=assumed.steps,
-        step_seconds=step_phases(assumed.work, _on(assumed.team, nodes)).step,
+        step_seconds=step_phases(assumed.work, _on(assumed, nodes)).step,
         save_seconds=assumed.save_seconds,
         restart_seconds=assumed.restart_seconds,
         node_mtbf_hours=assumed.node_mtbf_hours,
@@ -351,8 +352,7 @@ def _help(assumed: Assumed, nodes: int, seconds: float) -> Help:
             assumed, work=replace(work, shards=more, shard_seconds=work.shard_seconds * work.shards / more)
         )
     gains = {
-        what: seconds / step_phases(other.work, _on(other.team, nodes)).step * (2 if what == "batch" else 1)
-        - 1
+        what: seconds / step_phases(other.work, _on(other, nodes)).step * (2 if what == "batch" else 1) - 1
         for what, other in tries.items()
     }
     best = max(gains, key=lambda what: gains[what])

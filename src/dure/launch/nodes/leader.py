@@ -110,7 +110,9 @@ class Leader:
                     else:
                         self._hear(key.data, now)
                         if key.data.closed:
-                            self._looked_over_at = 0.0  # or it would be readable, and wake us, until we look again
+                            self._looked_over_at = (
+                                0.0  # or it would be readable, and wake us, until we look again
+                            )
                 self._acceptor.expire()
                 self._post(self._membership.tick(now))
                 self._beat(now)
