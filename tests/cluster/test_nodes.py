@@ -90,9 +90,10 @@ def by_hand(node, run, *arguments, nodes="2"):
 
 def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start, storage, weights):
     put_job(storage, STEPS)
-    second = start("node1", *by_hand(1, "hand"))
+    encrypted = ("--set", "cluster.tls=true")
+    second = start("node1", *by_hand(1, "hand", *encrypted))
     second.says(f"waits for the team key file {KEY}")
-    first = start("node0", *by_hand(0, "hand"))
+    first = start("node0", *by_hand(0, "hand", *encrypted))
     summary = first.summary()
     assert summary["weights_sha256"] == weights
     assert summary["ranks"] == 4

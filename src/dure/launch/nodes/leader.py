@@ -18,6 +18,7 @@ from typing import Any
 from dure.base.team_key import TeamKey
 from dure.comm.handshake import PENDING, Acceptor
 from dure.launch.nodes.connection import AgentConnection, close_all
+from dure.launch.nodes.encrypt import Encryption
 from dure.launch.nodes.membership import LEADER, Membership, Outgoing
 from dure.launch.nodes.messages import Alive, Bye, Hello, Message, Refused
 from dure.launch.port import listen_at
@@ -52,8 +53,15 @@ class Leader:
     """Serves nodes until the run is over. The leader's own agent is one of them, and connects like the others."""
 
     def __init__(
-        self, listener: socket.socket, membership: Membership, lost_seconds: float, key: TeamKey
+        self,
+        listener: socket.socket,
+        membership: Membership,
+        lost_seconds: float,
+        key: TeamKey,
+        encryption: Encryption | None = None,
     ) -> None:
+        """With `encryption`, what follows the proof of the key is encrypted."""
+        self._encryption = encryption
         self._membership = membership
         self._lost_seconds = lost_seconds
         self._selector = selectors.DefaultSelector()
@@ -128,6 +136,12 @@ class Leader:
     def _accept(self, readable: object, now: float) -> None:
         connection = self._acceptor.ready(readable)
         if connection is not None:
+            if self._encryption is not None:
+                try:
+                    connection = self._encryption.answer(connection)
+                except OSError:  # it is gone again
+                    connection.close()
+                    return
             line = AgentConnection(connection)
             self._new[line] = now
             self._selector.register(connection, selectors.EVENT_READ, line)
