@@ -14,6 +14,7 @@ from dure.base.team_key import TeamKey
 from dure.comm.handshake import prove
 from dure.launch.lease import Lease, LeaseOver
 from dure.launch.nodes import connection as lines
+from dure.launch.nodes.address import interfaces6
 from dure.launch.nodes.connection import AgentConnection
 from dure.launch.nodes.encrypt import encryption_of
 from dure.launch.nodes.join import Nodes, join
@@ -29,13 +30,13 @@ FACTS = {"torch": "2.13.0"}
 class Run:
     """A leader with a real port, and nodes that have come to it."""
 
-    def __init__(self, nodes=2, lost_seconds=60.0, encryption=None):
+    def __init__(self, nodes=2, lost_seconds=60.0, encryption=None, host="127.0.0.1"):
         self.encryption = encryption
         self.said = []
         terms = Terms(nodes, nodes, FACTS, "/run", 300.0, 3)
         self.membership = Membership(terms, time.monotonic(), self.said.append, self.said.append)
-        self.listener = listen_for_nodes("127.0.0.1", 0)
-        self.address = self.listener.getsockname()
+        self.listener = listen_for_nodes(host, 0)
+        self.address = self.listener.getsockname()[:2]
         self.leader = Leader(self.listener, self.membership, lost_seconds, KEY, encryption)
         self.lost_seconds = lost_seconds
         self.stack = contextlib.ExitStack()
@@ -50,7 +51,7 @@ class Run:
 
     def member(self, node):
         connection = reach_leader(*self.address, KEY, 60.0, print, lambda: None, self.encryption)
-        hello = Hello(node, f"node{node}", "127.0.0.1", 1, FACTS)
+        hello = Hello(node, f"node{node}", self.address[0], 1, FACTS)
         member = self.stack.enter_context(Member(connection, hello, self.lost_seconds))
         assert member.welcome(lambda: None) == "/run"
         return member
@@ -353,3 +354,12 @@ def test_only_the_teams_key_makes_the_teams_certificate():
         left.close()
         thread.join(60)
         assert results == ([b"x"] if fine else [])
+
+
+@pytest.mark.skipif("lo" not in interfaces6(), reason="no IPv6 on this machine's loopback")
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_leader_with_an_ipv6_address_forms_a_team(encrypted):
+    with Run(host="::1", encryption=encryption_of(KEY) if encrypted else None) as run:
+        members = run.team()
+        assert members[1].leader == "::1"
+        run.finish(members)

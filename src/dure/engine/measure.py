@@ -77,8 +77,7 @@ def _measurement(
     formed: events.TeamFormed = alone.each(events.TeamFormed)[0]
     (steps,) = alone.steps()
     shards = formed.shards
-    computed = [step.seconds.get("compute", 0.0) + step.seconds.get("exchange", 0.0) for step in steps]
-    shard = _timed([seconds / shards for seconds in computed])
+    shard = _timed([_computed(step) / shards for step in steps])
     saved: list[events.CheckpointSaved] = [one for one in alone.each(events.CheckpointSaved) if one.bytes]
     stalls = [step.seconds.get("save", 0.0) for step in steps]
     sizes = probed[0].exchange
@@ -120,10 +119,16 @@ def _crowding(sample_seconds: float, crowd: _Run | None) -> float:
     if crowd is None:
         return 1.0
     each = [
-        statistics.median(step.seconds.get("compute", 0.0) / step.samples for step in steps if step.samples)
+        statistics.median(_computed(step) / step.samples for step in steps if step.samples)
         for steps in crowd.steps()
     ]
     return max(1.0, statistics.mean(each) / sample_seconds)
+
+
+def _computed(step: events.Stepped) -> float:
+    """Seconds of a step's own work on its shards: sums of their gradients too, but no waiting for others."""
+    seconds = step.seconds
+    return seconds.get("compute", 0.0) + seconds.get("exchange", 0.0) - seconds.get("wait", 0.0)
 
 
 def _timed(values: Sequence[float]) -> Timed:
