@@ -327,7 +327,12 @@ def test_what_agents_say_cannot_be_read_on_the_wire_if_it_is_encrypted(encrypted
 def test_an_encrypted_leader_survives_those_who_have_the_key_and_speak_no_tls():
     with Run(encryption=encryption_of(KEY)) as run:
         members = run.team()
-        for said in (b"", b"Hello {}\n", random.Random(1).randbytes(5000), b"\x16\x03\x01\xff\xff" + bytes(100)):
+        for said in (
+            b"",
+            b"Hello {}\n",
+            random.Random(1).randbytes(5000),
+            b"\x16\x03\x01\xff\xff" + bytes(100),
+        ):
             plain = run.authenticated()
             plain.sendall(said)
             plain.close()

@@ -26,7 +26,8 @@ def test_a_leader_is_an_address_and_a_port():
 
 
 @pytest.mark.parametrize(
-    "text", ["10.0.1.10", ":29400", "10.0.1.10:0", "10.0.1.10:99999", "a b:1", "::1:1", "[::1]", "[node0]:1", ""]
+    "text",
+    ["10.0.1.10", ":29400", "10.0.1.10:0", "10.0.1.10:99999", "a b:1", "::1:1", "[::1]", "[node0]:1", ""],
 )
 def test_anything_else_is_refused_with_an_example(text):
     with pytest.raises(UsageError, match=r"10\.0\.1\.10:29400"):

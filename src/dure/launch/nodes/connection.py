@@ -49,14 +49,18 @@ class AgentConnection(Lines):
     def finish(self) -> None:
         """Say that nothing more will be sent; what the other side still says can be received."""
         with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.socket, socket.SHUT_WR)  # an encrypted one's own would end the decryption too
+            socket.socket.shutdown(
+                self.socket, socket.SHUT_WR
+            )  # an encrypted one's own would end the decryption too
 
     def _take(self, most: int) -> bytes:
         if not isinstance(self.socket, ssl.SSLSocket):
             return super()._take(most)
         with self._encrypting:
             try:
-                return self.socket.recv(most)  # a record has at most as many bytes: none stays where no poll sees it
+                return self.socket.recv(
+                    most
+                )  # a record has at most as many bytes: none stays where no poll sees it
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 raise BlockingIOError from None
 

@@ -69,7 +69,9 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
         from cryptography.x509.oid import NameOID
     except ImportError:
-        raise UsageError("cluster.tls needs the package cryptography: pip install 'dure[tls]' on all nodes") from None
+        raise UsageError(
+            "cluster.tls needs the package cryptography: pip install 'dure[tls]' on all nodes"
+        ) from None
     private = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dure team")])
     own = x509.SubjectKeyIdentifier.from_public_key(private.public_key())
