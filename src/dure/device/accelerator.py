@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Seen:
     """Of its accelerators; "" where there is none."""
     models: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
-    """Of the devices themselves, where the driver tells: ranks that each see only their own tell them apart by these."""
+    """Of the devices themselves, where the driver tells: ranks that each see only their own are told apart by them."""
 
     @property
     def count(self) -> int:
@@ -143,7 +144,7 @@ def _indices(seen: Sequence[Seen]) -> tuple[list[int], str]:
 
 
 def _sees_its_own(one: Seen, seen: Sequence[Seen]) -> bool:
-    """Whether the ranks of its node each see other devices, as srun --gpus-per-task binds them (also parts of a GPU)."""
+    """Whether the ranks of its node each see other devices, as srun --gpus-per-task binds them, or parts of one."""
     firsts = [other.ids[0] for other in seen if other.node == one.node and other.count]
     return all(firsts) and len(set(firsts)) == one.local_size
 
@@ -182,23 +183,16 @@ def device_for_small_things(group: dist.ProcessGroup | None) -> torch.device:
     return torch.device(found.type, torch.accelerator.current_device_index())
 
 
-def generator_devices(device: torch.device) -> list[int]:
-    """Indices for `torch.random.fork_rng`, with `device_type=device.type`; the CPU's generator it keeps anyway."""
-    return [] if is_host(device) else [device.index]
-
-
-def precision_device(device: torch.device) -> str:
-    """What `torch.autocast` wants to know."""
-    return device.type
-
-
-def host_memory_differs(device: torch.device) -> bool:
-    """Whether a tensor on the device must be copied before the host can read it."""
-    return not is_host(device)
+def draws_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Whatever is drawn within `with`, torch's generators of the host and of the device then go on from where they
+    were."""
+    if is_host(device):
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device.index], device_type=device.type)
 
 
 def described(device: torch.device) -> dict[str, Any]:
-    """What of a device decides its bits, or is good to know when they differ; {} for the CPU, which has its own words."""
+    """What of a device decides its bits, or is good to know when they differ; {} for the CPU."""
     if is_host(device):
         return {}
     properties = _properties(device.type, device.index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -24,8 +23,9 @@ class DeviceReader:
     def copy(
         self, memory: torch.Tensor, places: Sequence[int], tensors: Sequence[torch.Tensor], ready: Ready
     ) -> None:
-        """Copy these tensors of one device into a flat memory (uint8), each to its place in bytes. `ready` is when their
-        values are there. It returns when the bytes are in the memory."""
+        """Copy these tensors of one device into a flat memory (uint8), each to its place in bytes.
+
+        `ready` is when their values are there. It returns when the bytes are in the memory."""
         device = tensors[0].device
         if not self._buffers:
             self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
@@ -81,18 +81,3 @@ def move_module(module: torch.nn.Module, device: torch.device) -> None:
     with torch.no_grad():
         module._apply(lambda tensor: to_device(tensor, device))
     wait_for(device)
-
-
-def pinned_batch(value: Any, device: torch.device) -> Any:
-    """A batch whose copy to the device need not be waited for: its tensors in pinned memory."""
-    if is_host(device):
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory() if is_host(value.device) and not value.is_pinned() else value
-    if isinstance(value, dict):
-        return {key: pinned_batch(inner, device) for key, inner in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(pinned_batch(inner, device) for inner in value))
-    if isinstance(value, list | tuple):
-        return type(value)(pinned_batch(inner, device) for inner in value)
-    return value

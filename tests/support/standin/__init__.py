@@ -7,7 +7,7 @@ one, whether code that runs on a device orders its work. Its bits are the CPU's,
 - Fresh memory, and memory that no tensor needs any more, is overwritten, in the stream it was allocated on.
 - Copies from and to pinned memory with `non_blocking` happen later too; all other copies wait.
 - Each of STANDIN_DEVICES devices has random numbers of its own; the current device and stream are each thread's own.
-- Collectives (`standin_ccl`) behave as NCCL's: device tensors only, of the current device, in one stream of the group's.
+- Collectives (`standin_ccl`) behave as NCCL's: device tensors only, of the current device, in one stream of a group's.
 - It refuses to be used in a process whose parent used it before the fork.
 
 `use()` makes it known to torch. `torch.backends` entry points do that too, where AUTOLOAD is on the module search path.

@@ -212,11 +212,14 @@ void by_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (known) {
     later++;
     std::vector<at::Tensor> outs, into;
-    for (auto& shape : *known) { outs.push_back(like(shape, device)); into.push_back(on_host(outs.back())); }
+    for (auto& shape : *known) {
+      outs.push_back(shape.defined() ? like(shape, device) : at::Tensor());
+      into.push_back(shape.defined() ? on_host(outs.back()) : at::Tensor());
+    }
     put(stream, [op, hosts, into, fresh]() mutable {
       at::AutoDispatchBelowAutograd below;
       op.callBoxed(hosts);
-      for (size_t i = 0; i < into.size(); i++) into[i].copy_(hosts[fresh[i]].toTensor());
+      for (size_t i = 0; i < into.size(); i++) if (into[i].defined()) into[i].copy_(hosts[fresh[i]].toTensor());
     });
     for (auto& returned : schema.returns()) results.push_back(returned.alias_info() ? written(op, arguments, own++) : c10::IValue(outs[made++]));
   } else {
@@ -300,7 +303,22 @@ at::Tensor reshape_alias(const at::Tensor& t, c10::SymIntArrayRef size, c10::Sym
 }
 void record_stream(at::Tensor& t, Stream s) { Guard().recordDataPtrOnStream(t.storage().data_ptr(), s); }
 
+// Torch asks devices of this kind for convolutions under names of their own.
+void convolution(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  by_the_host(c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", ""), stack);
+}
+void convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  auto arguments = torch::jit::pop(*stack, 10);
+  auto weight = arguments[2].toTensor();
+  int64_t channels = arguments[6].toBool() ? weight.size(1) * arguments[8].toInt() : weight.size(0);
+  arguments.insert(arguments.begin() + 3, c10::IValue(std::vector<int64_t>{channels}));
+  for (auto& argument : arguments) stack->push_back(std::move(argument));
+  by_the_host(c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", ""), stack);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
+  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("_copy_from", copy_from);
