@@ -6,6 +6,7 @@ read only after what must be waited for was waited for.
 
 import contextlib
 import random
+import threading
 from pathlib import Path
 
 import torch
@@ -13,8 +14,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import dure
+from dure.checkpoint.state import LiveHash, fingerprint_of
 from dure.comm.reduce.exchanger import NOT_FINITE, Exchange, Pieces
-from dure.device.fingerprint import weights_sha256
+from dure.device.copying import copy_into
+from dure.device.fingerprint import raw_bytes, weights_sha256
 from support import standin
 from support.reduces import _subtree, leaf, plain_tree_sum
 
@@ -61,13 +64,11 @@ def words_loss(output, target):
 
 
 def network():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3)
-    )
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))
 
 
 def exchanges(team, _folder):
-    """Random subtrees against a plain tree in this process; in some, ranks have no pieces, or numbers are not finite."""
+    """Random subtrees against a plain tree in this process; sometimes without pieces, or with infinity."""
     dice, found = random.Random(5), []
     exchanger = team.exchanger()
     for trial in range(EXCHANGES):
@@ -99,7 +100,9 @@ def trained(team, model, dataset, loss, *, shard=False, steps=None, folder=None,
         team.shard_optimizer(replica, optimizer)
     checkpoint = None
     if folder is not None:
-        checkpoint = team.checkpoint(model=replica, optimizer=optimizer, folder=folder, every=1, any_recipe=True)
+        checkpoint = team.checkpoint(
+            model=replica, optimizer=optimizer, folder=folder, every=1, any_recipe=True
+        )
         checkpoint.resume()
     losses = []
     length = {"epochs": 1} if steps is None else {"steps": steps}
@@ -143,7 +146,47 @@ def resumed(team, folder):
     return trained(team, Transformer(), Words(), words_loss, steps=steps, folder=Path(folder) / "states")[0]
 
 
-CASES = {case.__name__: case for case in (exchanges, transformer, batch_norm, sharded, loaded, resumed)}
+def halves(team, _folder):
+    """Weights in bf16, whose gradients are added in fp32: what is added is not the bucket's own memory."""
+    torch.manual_seed(4)
+    model = nn.Sequential(InHalves(), nn.Linear(108, 64), nn.ReLU(), nn.Linear(64, 3)).bfloat16()
+    return trained(team, model, Pictures(), halves_loss)
+
+
+class InHalves(nn.Module):
+    def forward(self, pictures):
+        return pictures.flatten(1).bfloat16()
+
+
+def halves_loss(output, target):
+    return F.cross_entropy(output.float(), target, reduction="none")
+
+
+def captured(team, _folder):
+    """State that is copied and hashed while the stream that computes it still has work."""
+    right = []
+    for turn in range(6):
+        values = torch.zeros(3000, device=team.device)
+        for _ in range(40):
+            values.add_(1 + turn)
+        memory = torch.zeros(values.nbytes, dtype=torch.uint8)
+        copy_into(memory, [0], [values])
+        right.append(torch.equal(memory.view(torch.float32), torch.full((3000,), 40.0 * (1 + turn))))
+        for _ in range(40):
+            values.sub_(1)
+        live = LiveHash([(0, values)])
+        thread = threading.Thread(target=live.take)
+        thread.start()
+        thread.join()
+        expected = torch.full((3000,), 40.0 * turn)
+        right.append(live.value == fingerprint_of([(0, raw_bytes(expected))]))
+    return all(right) or right
+
+
+CASES = {
+    case.__name__: case
+    for case in (exchanges, transformer, halves, batch_norm, sharded, loaded, resumed, captured)
+}
 
 
 def cases(kind, folder, names=tuple(CASES)):
@@ -155,4 +198,3 @@ def cases(kind, folder, names=tuple(CASES)):
         own = torch.Stream(device=team.device) if kind == standin.KIND else contextlib.nullcontext()
         with own:
             return {name: CASES[name](team, folder) for name in names}
-

@@ -143,7 +143,10 @@ def test_digests_see_every_change():
     swapped = values.clone()
     swapped[[3, 4]] = swapped[[4, 3]]
     assert digests([swapped])[0] != first[0]
-    assert digests([values.t().contiguous(), torch.zeros(3, dtype=torch.bfloat16), torch.tensor(True)])[0] == first[0]
+    assert (
+        digests([values.t().contiguous(), torch.zeros(3, dtype=torch.bfloat16), torch.tensor(True)])[0]
+        == first[0]
+    )
     large = torch.zeros((1 << 20) + 5)
     other = large.clone()
     other[-1] = 1

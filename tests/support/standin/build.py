@@ -38,7 +38,7 @@ def library() -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(path.parent / "lock", "w") as lock:
+    with open(_cache() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.is_file():
             _compile(path)
@@ -50,9 +50,9 @@ def _cache() -> Path:
     return Path(base) / "dure" / "standin"
 
 
-def _key() -> str:
+def _key(files: tuple[str, ...] = (*SOURCES, "streams.h", "build.py")) -> str:
     digest = hashlib.sha256()
-    for name in (*SOURCES, "streams.h", "build.py"):
+    for name in files:
         digest.update((HERE / name).read_bytes())
     digest.update(f"{torch.__version__} {sysconfig.get_python_version()} {compiler()}".encode())
     return digest.hexdigest()[:24]
@@ -65,15 +65,23 @@ def _compile(path: Path) -> None:
         *_FLAGS,
         *(f"-I{one}" for one in (include, include / "torch/csrc/api/include", sysconfig.get_path("include"))),
     ]
-    objects = [path.parent / f"{Path(source).stem}.o" for source in SOURCES]
-    commands = [
-        [compiler(), *flags, "-c", HERE / source, "-o", made]
-        for source, made in zip(SOURCES, objects, strict=True)
+    objects = [
+        _cache() / f"{Path(source).stem}-{_key((source, 'streams.h', 'build.py'))}.o" for source in SOURCES
     ]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    missing = [(source, made) for source, made in zip(SOURCES, objects, strict=True) if not made.is_file()]
+    running = [
+        subprocess.Popen(
+            [compiler(), *flags, "-c", HERE / source, "-o", made.with_suffix(".new")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for source, made in missing
+    ]
     told = [one.communicate()[1] for one in running]
     if any(one.returncode for one in running):
         raise RuntimeError("the stand-in device does not compile:\n" + "\n".join(told))
+    for _, made in missing:
+        made.with_suffix(".new").rename(made)
     made = path.with_suffix(f".{os.getpid()}")
     libraries = torch_folder / "lib"
     linked = subprocess.run(
@@ -86,5 +94,3 @@ def _compile(path: Path) -> None:
     if linked.returncode:
         raise RuntimeError(f"the stand-in device does not link:\n{linked.stderr}")
     made.rename(path)
-    for one in objects:
-        one.unlink()

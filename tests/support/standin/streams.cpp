@@ -49,6 +49,9 @@ void work(Lane& lane, int device, uint64_t seed) {
     if (longest && dice() % 4 == 0) usleep(dice() % longest);
     try {
       task();
+    } catch (const c10::Error& error) {
+      std::unique_lock<std::mutex> lock(lanes().mutex);
+      lanes().trouble.emplace(device, error.what_without_backtrace());
     } catch (const std::exception& error) {
       std::unique_lock<std::mutex> lock(lanes().mutex);
       lanes().trouble.emplace(device, error.what());
