@@ -122,20 +122,27 @@ def test_the_standin_shows_a_missing_wait_and_refuses_what_a_device_refuses(buil
         "torch.manual_seed(3); one = torch.rand(3, device='standin')\n"
         "torch.default_generator.manual_seed(3); other = torch.rand(3, device='standin')\n"
         "print('own numbers', not one.equal(other))\n"
+        "from dure.device.exactness import compute_exactly\n"
+        "from dure.proof.recipe import machine_words\n"
+        "compute_exactly(torch.device('standin', 1))\n"
+        "words = machine_words(torch.device('standin', 1))\n"
+        "print('recipe', words['accelerator']['name'], words['accelerator']['benchmark'], words['deterministic'])\n"
+        "print('fills', torch.utils.deterministic.fill_uninitialized_memory)\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "STANDIN_PAUSE_US": "300"}
     ran = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split("\n")[:4] == [
-        "waited 200.0 True", "pinned 7.0", "forked True", "own numbers True"
+    assert ran.stdout.split("\n")[:6] == [
+        "waited 200.0 True", "pinned 7.0", "forked True", "own numbers True", "recipe a stand-in False True",
+        "fills False",
     ]  # fmt: skip
 
 
 def run_mutated(name, folder, built):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STANDIN_PAUSE_US", "300")
+        patch.setenv("STANDIN_PAUSE_US", str(mutations.PAUSES_US.get(name, 300)))
         if name == "used_before_the_fork":
             patch.setenv(mutations.BEFORE_THE_FORK, "1")
         return run_team(

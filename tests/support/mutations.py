@@ -3,6 +3,7 @@
 `mutated` is an entry point like `on_devices.cases`. Each mistake says by which case it shows.
 """
 
+import contextlib
 import os
 
 import torch
@@ -28,8 +29,15 @@ def no_wait_for_the_bucket():
     streams.SideStream.after = lambda self, *ready, device: after(self, device=device)
 
 
-def no_device_made_current_in_the_thread():
-    streams.make_current = lambda device: None
+def nothing_made_current_in_the_thread():
+    @contextlib.contextmanager
+    def after(self, *ready, device):
+        for moment in ready:
+            if moment is not None:
+                moment.synchronize()
+        yield
+
+    streams.SideStream.after = after
 
 
 def a_future_without_devices():
@@ -118,7 +126,7 @@ def flags_that_nobody_reads():
 
 MUTATIONS = {
     no_wait_for_the_bucket: "transformer",
-    no_device_made_current_in_the_thread: "exchanges,transformer",
+    nothing_made_current_in_the_thread: "transformer",
     a_future_without_devices: "halves",
     a_future_completed_outside_of_its_stream: "halves",
     seeds_for_the_host_alone: "transformer",
@@ -144,5 +152,7 @@ def mutated(name, folder):
     return on_devices.cases(standin.KIND, folder, tuple(names.split(",")))
 
 
+PAUSES_US = {"a_future_without_devices": 20_000, "a_future_completed_outside_of_its_stream": 20_000}
+"""The longest pauses of streams, where the mistake shows only if one is much later than the other."""
 MUTATIONS_BY_NAME = {mutation.__name__: names for mutation, names in MUTATIONS.items()}
 EVERY_CASE = "exchanges,transformer,halves,captured,sharded"

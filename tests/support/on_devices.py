@@ -16,6 +16,7 @@ from torch import nn
 import dure
 from dure.checkpoint.state import LiveHash, fingerprint_of
 from dure.comm.reduce.exchanger import NOT_FINITE, Exchange, Pieces
+from dure.device import pinned
 from dure.device.copying import copy_into
 from dure.device.fingerprint import raw_bytes, weights_sha256
 from support import standin
@@ -71,6 +72,9 @@ def exchanges(team, _folder):
     """Random subtrees against a plain tree in this process; sometimes without pieces, or with infinity."""
     dice, found = random.Random(5), []
     exchanger = team.exchanger()
+    if team.topology.size > 1:
+        gloo = team._exchangers._gradients._get_backend(torch.device("cpu"))
+        assert gloo.options._timeout.total_seconds() == team.setting.deadline_seconds
     for trial in range(EXCHANGES):
         active, numel = dice.choice((1, 2, 3, 5, 8)), dice.choice((1, 17, 4099, 40_001))
         shape, scale = Pieces.of_step(team.topology.size, SHARDS, active), 1.0 / dice.randint(1, 9)
@@ -139,6 +143,35 @@ def loaded(team, folder):
     ]
 
 
+def loaded_in_place(team, folder):
+    """Into a model that is on its device already; on the stand-in straight, by what stands in for kvikio, on all ranks
+    or, where one lacks it, on none. It tells that it is alive for every tensor."""
+    found, told = [], []
+
+    def load():
+        model = Transformer().to(team.device)
+        result = team.loader.load(
+            model,
+            "weights.safetensors",
+            storage=folder,
+            progress=lambda done, total: told.append((done, total)),
+        )
+        found.append(weights_sha256(result.module))
+        return result
+
+    if team.device.type != standin.KIND:
+        load()
+        return found
+    with standin.kvikio():
+        assert "with kvikio" in load().way
+        assert len(told) >= len(list(Transformer().parameters()))
+        assert told[-1][0] == told[-1][1] > 0
+    with standin.kvikio() if team.rank == 0 and team.topology.size > 1 else contextlib.nullcontext():
+        assert "straight" not in load().way
+    assert found[0] == found[1]
+    return found[:1]
+
+
 def resumed(team, folder):
     """Goes on from what an earlier launch of other ranks has left, if it has."""
     torch.manual_seed(1)
@@ -150,7 +183,7 @@ def halves(team, _folder):
     """Weights in bf16, whose gradients are added in fp32: what is added is not the bucket's own memory."""
     torch.manual_seed(4)
     model = nn.Sequential(InHalves(), nn.Linear(108, 64), nn.ReLU(), nn.Linear(64, 3)).bfloat16()
-    return trained(team, model, Pictures(), halves_loss)
+    return trained(team, model, Pictures(), halves_loss, steps=8)
 
 
 class InHalves(nn.Module):
@@ -165,6 +198,7 @@ def halves_loss(output, target):
 def captured(team, _folder):
     """State that is copied and hashed while the stream that computes it still has work."""
     right = []
+    pinned.CHUNK_BYTES = 5000  # of which it takes several
     for turn in range(6):
         values = torch.zeros(3000, device=team.device)
         for _ in range(40):
@@ -185,7 +219,17 @@ def captured(team, _folder):
 
 CASES = {
     case.__name__: case
-    for case in (exchanges, transformer, halves, batch_norm, sharded, loaded, resumed, captured)
+    for case in (
+        exchanges,
+        transformer,
+        halves,
+        batch_norm,
+        sharded,
+        loaded,
+        loaded_in_place,
+        resumed,
+        captured,
+    )
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dure.device.accelerator import is_host
+from dure.device.accelerator import is_host, wait_for
 
 _WORDS = 1 << 20
 """That are multiplied at once."""
@@ -37,7 +37,7 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     """One int64, where the tensor is; nobody waits."""
     words = _words(tensor.detach())
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    keys = _keys(tensor.device, min(_WORDS, max(words.numel(), 1)))
+    keys = _keys(tensor.device, min(_WORDS, 1 << max(words.numel() - 1, 1).bit_length()))
     for chunk in range(-(-words.numel() // _WORDS)):
         part = words[chunk * _WORDS : (chunk + 1) * _WORDS].to(torch.int64)
         total += (part * keys[: part.numel()]).sum() * _odd(chunk)
@@ -56,13 +56,15 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(_WORD_OF[flat.element_size()])
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=64)
 def _keys(device: torch.device, count: int) -> torch.Tensor:
-    """An odd number for each place. Of int64, whose products are modulo 2**64."""
+    """An odd number for each place, whatever their count. Of int64, whose products are modulo 2**64."""
     at = torch.arange(count, dtype=torch.int64, device=device)
     mixed = (at + 1) * _signed(_ODD[0])
     mixed = (mixed ^ (mixed >> 29)) * _signed(_ODD[1])
-    return (mixed ^ (mixed >> 32)) | 1
+    keys = (mixed ^ (mixed >> 32)) | 1
+    wait_for(device)  # they are kept, and used in whatever stream
+    return keys
 
 
 def _odd(chunk: int) -> int:

@@ -57,7 +57,7 @@ def waits_counted() -> Iterator[Callable[[], int]]:
 def _collectives() -> dict[str, str]:
     found = {"gloo": "yes" if dist.is_gloo_available() else "no"}
     if dist.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[attr-defined]
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     if dist.is_xccl_available():
         found["xccl"] = "yes"
     return found

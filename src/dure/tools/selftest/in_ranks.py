@@ -250,7 +250,7 @@ def _loads(team: Team, folder: str) -> dict[str, Any]:
     for how in ("slices", "rank0", "every-rank"):
         team.barrier()
         began = time.perf_counter()
-        model = team.load(large, weights=path.name, how=how, storage=folder)  # type: ignore[arg-type]
+        model = team.load(large, weights=path.name, how=how, storage=folder)
         model.to(team.device)
         wait_for(team.device)
         seconds = time.perf_counter() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dure.base.language import Language
@@ -64,8 +65,8 @@ def text_of(report: Report, language: Language) -> str:
 def _beside(check: Check) -> str:
     if check.why:
         return f": {check.why}"
-    told = _FIGURES.get(check.name, lambda figures: "")(check.figures)
-    return f": {told}" if told else ""
+    told = _FIGURES.get(check.name)
+    return f": {told(check.figures)}" if told is not None and check.figures else ""
 
 
 def _of_backend(figures: dict[str, Any]) -> str:
@@ -73,7 +74,7 @@ def _of_backend(figures: dict[str, Any]) -> str:
     return f"{figures['mib']:.0f} MiB in {ours} ms, all_reduce {theirs} ms"
 
 
-_FIGURES = {
+_FIGURES: dict[str, Callable[[dict[str, Any]], str]] = {
     "devices": lambda figures: str(figures["count"]),
     "same_bits": lambda figures: ", ".join(
         f"{name} {hashes[0][:8]}" for name, hashes in figures["weights_sha256"].items()

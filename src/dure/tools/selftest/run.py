@@ -8,7 +8,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,17 @@ class _Teams:
         yield self._judged("checkpoint", told, trouble, lambda figures: "")
         yield self._recovery()
 
-    def _team(self, entry: str, ranks: int, *args: object, restarts: int = 0, **env: str) -> list[Any]:
+    def _team(
+        self,
+        entry: str,
+        ranks: int,
+        *args: object,
+        restarts: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> list[Any]:
         runs = RunFolder(self._folder / f"{entry}-{ranks}-{len(list(self._folder.iterdir()))}")
-        kept = {name: os.environ.get(name) for name in env}
-        os.environ.update(env)
+        kept = {name: os.environ.get(name) for name in environment or {}}
+        os.environ.update(environment or {})
         try:
             return run_team(
                 f"{_ENTRY}:{entry}",
@@ -175,7 +182,7 @@ class _Teams:
                 continue
             self._say(name)
             try:
-                self._team("watched", min(self._most, 2), own, **environment)
+                self._team("watched", min(self._most, 2), own, environment=environment)
             except DureError as error:
                 yield Check(name, "fail", str(error))
             else:
