@@ -5,6 +5,7 @@
 
 import contextlib
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,7 @@ import torch.distributed as dist
 from dure.checkpoint import state
 from dure.comm import group
 from dure.comm.reduce import hook, over_backend
-from dure.data import batches, dataset, seeds
 from dure.device import copying, pinned, streams
-from dure.step import evaluation, first_probe, lockstep
 from support import on_devices, standin
 
 BEFORE_THE_FORK = "STANDIN_USED_BEFORE_THE_FORK"
@@ -63,8 +62,8 @@ def a_future_completed_outside_of_its_stream():
 
 def seeded(seed_all):
     """Every room has the name for itself."""
-    for room in (seeds, batches, dataset, evaluation, first_probe, lockstep):
-        if hasattr(room, "seed_all"):
+    for name, room in list(sys.modules.items()):
+        if name.startswith("dure.") and hasattr(room, "seed_all"):
             room.seed_all = seed_all
 
 
