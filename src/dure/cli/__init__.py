@@ -26,6 +26,8 @@ from dure.cli.plan import PLAN_EPILOG, plan
 from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
 from dure.cli.replay import REPLAY_EPILOG, diff, replay
 from dure.cli.run import ScriptCommand, run
+from dure.cli.selftest import EPILOG as SELFTEST_EPILOG
+from dure.cli.selftest import selftest
 from dure.cli.slurm import add_to as add_slurm_to
 
 app = typer.Typer(
@@ -81,6 +83,7 @@ app.command()(report)
 app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog="Example: dure lesson --lang ko; dure lesson -o lesson.html writes it as one file")(lesson)
 app.command()(checkpoints)
+app.command(epilog=SELFTEST_EPILOG)(selftest)
 app.command()(export)
 app.command()(receipt)
 app.command(epilog=VERIFY_EPILOG)(verify)
