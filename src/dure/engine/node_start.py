@@ -22,10 +22,10 @@ from dure.base.lines import LineError, Lines, decode, encode
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.config import LoadedJob
+from dure.engine.attached import obey_input
 from dure.engine.new_run import default_folder, named_by_time, set_aside
 from dure.engine.nodes import nodes_of
 from dure.engine.run_job import Admission, Start, run_job
-from dure.engine.ssh.attached import obey_input
 from dure.image.enter import command_inside
 from dure.launch.nodes.join import Nodes
 from dure.launch.nodes.key_by_hand import key_by_hand, key_file, wait_for_key_file

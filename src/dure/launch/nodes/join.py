@@ -119,7 +119,9 @@ def join(
                 nodes.script,
             )
             membership = Membership(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
-            leader = stack.enter_context(Leader(listener, membership, nodes.lost_seconds, key))
+            leader = stack.enter_context(
+                Leader(listener, membership, nodes.lost_seconds, key, lease.lost_nodes)
+            )
 
         def connect() -> socket.socket:
             return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)
