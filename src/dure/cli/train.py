@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +23,7 @@ from dure.cli.options import (
     TeamKeyFile,
     ray_setting,
 )
+from dure.engine.engines import Engine
 
 if TYPE_CHECKING:
     from dure.config import LoadedJob
@@ -32,14 +32,6 @@ EPILOG = (
     "Exit codes: 0 done, 1 training failed, 2 usage, 3 replicas differ, 4 preflight failed, 75 stopped and "
     "resumable, 130/143 stopped at once."
 )
-
-
-class Engine(StrEnum):
-    """Whose machines `dure train` starts agents on."""
-
-    LOCAL = "local"
-    SSH = "ssh"
-    RAY = "ray"
 
 
 def train(

@@ -1,7 +1,7 @@
 """The actor on a node of Ray: a child process is the node's agent; the driver asks for its output and gives orders.
 
-The agent is told that the supervisor lives only when the driver has just said so. It ends when the driver is not heard of
-for `lost_seconds`, and when this actor's process has ended: then its standard input closes.
+The agent is told that the supervisor lives only when the driver has just said so. It ends when the driver is not heard
+of for `lost_seconds`, and when this actor's process has ended: then its standard input closes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class AgentActor:
     def begin(
         self, python: str | None, folder: str, environ: Mapping[str, str], start: bytes, key: TeamKey
     ) -> None:
-        """Start the agent in `folder`. The key came as an argument of this call: Ray writes it down nowhere."""
+        """Start the agent in `folder`. The key is an argument of this call and not of the actor's creation, which Ray
+        keeps in its store."""
         if not os.path.isdir(folder):
             raise UsageError(
                 f"the folder {folder} is not there on {socket.gethostname()}; all nodes must see it at the same path"

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,8 @@ def join(
             )
 
         def connect() -> socket.socket:
-            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)
+            again = None if nodes.leads else partial(resolve, nodes.leader)
+            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check, again)
 
         member, told = _welcomed(stack, nodes, hello, connect, say, check)
         path = Path(told) if nodes.is_job or nodes.leads else choose_run()
