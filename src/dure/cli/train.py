@@ -112,9 +112,9 @@ def train(
         from dure.engine.ray.result import refuse_without_ray
 
         refuse_without_ray()
-        from dure.engine.ray.machines import train_on_ray
+        from dure.engine.ray.machines import command_on_ray
 
-        train_on_ray(start)
+        command_on_ray(start)
     else:
         start_node(start)
 

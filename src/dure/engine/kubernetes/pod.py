@@ -56,7 +56,7 @@ def wait_for_name(
     check: Callable[[], None] = lambda: None,
     look_up: Callable[[str], str] = resolve,
 ) -> str:
-    """The address of a pod whose name DNS may not know yet: it comes when the pod has an address, and some time later."""
+    """The address of a pod whose name DNS may not know yet: it comes some time after the pod has an address."""
     deadline = time.monotonic() + seconds
     told = False
     while True:
@@ -66,8 +66,8 @@ def wait_for_name(
         except UsageError as error:
             if time.monotonic() > deadline:
                 raise Resumable(
-                    f"timed out after {seconds:.0f} s waiting for the leader's name {host} in DNS: {error}. Does its pod "
-                    "run? Resumable: Kubernetes starts this pod again"
+                    f"timed out after {seconds:.0f} s waiting for the leader's name {host} in DNS: {error}. Does its "
+                    "pod run? Resumable: Kubernetes starts this pod again"
                 ) from None
             if not told:
                 told = True

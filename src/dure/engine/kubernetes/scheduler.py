@@ -157,8 +157,8 @@ class KubernetesScheduler:
         """The manifest. The Secret is not in it: what is printed stays in terminals and logs."""
         request = request_for(asked)
         return (
-            f"# {request.name}: written by `dure submit --engine kubernetes`, which makes the Secret with the team's key "
-            "too.\n# By hand, before `kubectl apply`:\n"
+            f"# {request.name}: written by `dure submit --engine kubernetes`, which makes the Secret with the team's "
+            "key too.\n# By hand, before `kubectl apply`:\n"
             f"#   head -c 32 /dev/urandom | base64 | kubectl create secret generic {manifest.secret_name(request)} \\\n"
             f"#     --namespace={request.settings.namespace} --from-file={manifest.KEY_FILE}=/dev/stdin\n"
             + documents(manifest.objects(request))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -116,6 +117,13 @@ def train_on_ray(start: NodeStart, out: Callable[[str], None] = print) -> Path:
         )
         Supervisor(machines, Wanted.of(replace(start, run_dir=run)), out).run()
     return run
+
+
+def command_on_ray(start: NodeStart) -> None:
+    """As `dure train`: standard output has the summary and nothing else, whatever Ray prints there about its nodes."""
+    stdout = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        train_on_ray(start, lambda line: print(line, file=stdout, flush=True))
 
 
 def bundles_of(loaded: LoadedJob, name: str) -> Bundles:

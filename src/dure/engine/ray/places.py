@@ -102,22 +102,15 @@ class Places:
                     found[bundle if at == 0 else self._first + at - 1] = Place(group, int(bundle), node_id)
         return found
 
-    def spread_again(self, number: int) -> None:
-        """Look for another place for a node of a group of its own, which shares one with another of ours."""
-        at = number - self._first + 1
-        if at >= 1:
-            remove_placement_group(self._groups[at])
-            self._groups[at] = self._another(but=number)
-
     def give_back(self) -> None:
         """Remove all groups."""
         for group in self._groups:
             remove_placement_group(group)
         self._groups.clear()
 
-    def _another(self, but: int | None = None) -> PlacementGroup:
+    def _another(self) -> PlacementGroup:
         """A group of one bundle, on a node that no other of ours is on. It waits for one, as long as it takes."""
-        used = sorted({place.node_id for number, place in self.now().items() if number != but})
+        used = sorted({place.node_id for place in self.now().values()})
         label = {_NODE_ID: f"!in({','.join(used)})"}
         group: PlacementGroup = placement_group(
             [dict(self.bundles.each)],
