@@ -153,7 +153,7 @@ def test_a_killed_driver_leaves_nothing_and_the_run_goes_on_with_the_same_bits(s
     theirs = {process for agent in agents for process in (agent, *agent.children(recursive=True))}
     assert len(agents) == 2
     assert len(theirs) >= 2 + 2 + 4, "agents, prefork servers, ranks"
-    first.agent().kill()
+    first.process.kill()
     first.process.wait(60)
     all_gone(theirs)
     no_new_shared_memory(before)

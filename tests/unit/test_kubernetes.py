@@ -69,7 +69,10 @@ shm = "8Gi"
 gpus_per_node = 4
 resources = {{ "vpc.amazonaws.com/efa" = "1" }}
 node_selector = {{ "node.kubernetes.io/instance-type" = "c7i.8xlarge" }}
-tolerations = [{{ key = "nvidia.com/gpu" }}, {{ key = "team", operator = "Equal", value = "ours", effect = "NoExecute" }}]
+tolerations = [
+  {{ key = "nvidia.com/gpu" }},
+  {{ key = "team", operator = "Equal", value = "ours", effect = "NoExecute" }},
+]
 service_account = "trainer"
 user = 1000
 port = 30000

@@ -100,7 +100,8 @@ def _check(settings: Kubernetes) -> None:
     if not _IMAGE.fullmatch(settings.image):
         raise UsageError(
             f"kubernetes.image is {printable(repr(settings.image), 200)}, which names no image by its digest; write "
-            "it as registry/name@sha256:… (`docker buildx imagetools inspect` shows it), so that all pods run the same bytes"
+            "it as registry/name@sha256:… (`docker buildx imagetools inspect` shows it), so that all pods run the "
+            "same bytes"
         )
     if not settings.volumes:
         raise UsageError(
