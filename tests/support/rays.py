@@ -1,5 +1,6 @@
 """A real Ray of several nodes on this machine, on loopback only."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -41,15 +42,13 @@ class Rays:
         # Short: the paths of Ray's sockets are in it.
         self.folder = Path(tempfile.mkdtemp(prefix="dure-ray-", dir="/tmp"))
         self.family_before = set(psutil.Process().children(recursive=True))
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                **self._of_all(0),
-                "include_dashboard": False,
-                "temp_dir": str(self.folder),
-                "_system_config": _QUICK,
-            },
-        )
+        head = {
+            **self._of_all(0),
+            "include_dashboard": False,
+            "temp_dir": str(self.folder),
+            "_system_config": _QUICK,
+        }
+        self.cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
 
     def _of_all(self, cpus):
         return {"num_cpus": cpus, "node_ip_address": ADDRESS, "object_store_memory": _STORE_BYTES}
@@ -59,7 +58,7 @@ class Rays:
         return self.cluster.address
 
     def add_node(self):
-        return self.cluster.add_node(**self._of_all(2), temp_dir=str(self.folder))
+        return _patiently(lambda: self.cluster.add_node(**self._of_all(2), temp_dir=str(self.folder)))
 
     def kill(self, node):
         """SIGKILL to the node's own processes; those that it has started are left to themselves."""
@@ -98,6 +97,21 @@ class Rays:
         self.cluster.shutdown()
         all_gone(set(psutil.Process().children(recursive=True)) - self.family_before)
         shutil.rmtree(self.folder)
+
+
+def _patiently(make):
+    """Ray gives a node 30 s to start, and a busy machine needs more."""
+    before = set(psutil.Process().children(recursive=True))
+    for _ in range(4):
+        try:
+            return make()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            for process in set(psutil.Process().children(recursive=True)) - before:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+    return make()
 
 
 class RayRun(Started):
