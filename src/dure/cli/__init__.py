@@ -28,7 +28,7 @@ from dure.cli.replay import REPLAY_EPILOG, diff, replay
 from dure.cli.run import ScriptCommand, run
 from dure.cli.selftest import EPILOG as SELFTEST_EPILOG
 from dure.cli.selftest import selftest
-from dure.cli.slurm import add_to as add_slurm_to
+from dure.cli.submit import add_to as add_submit_to
 
 app = typer.Typer(
     name="dure",
@@ -49,7 +49,7 @@ app = typer.Typer(
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure verify RUN                    check what a run recorded of itself, offline; receipt RUN: show or sign it
     dure replay RUN --steps 40:60      compute steps of a run again, and compare; diff RUN1 RUN2: where they part
-    dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
+    dure submit job.toml               hand a job to Slurm, Kubernetes or Ray; status, logs, cancel
     dure run --ranks 4 ddp.py …        run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -90,7 +90,7 @@ app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=REPLAY_EPILOG)(replay)
 app.command()(diff)
 app.command(epilog=drill.EPILOG)(drill.drill)
-add_slurm_to(app)
+add_submit_to(app)
 app.add_typer(bench, name="bench")
 app.add_typer(doctor)
 app.add_typer(image, name="image")

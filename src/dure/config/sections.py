@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dure.base.say import printable
-from dure.config.cluster import Cluster, Slurm
+from dure.config.cluster import Cluster, Kubernetes, Ray, Slurm
 from dure.config.limits import (
     LARGEST_SEED,
     LONGEST_SECONDS,
@@ -296,6 +296,8 @@ class Job(Section):
     log: Log = Log()
     cluster: Cluster = Cluster()
     slurm: Slurm = Slurm()
+    ray: Ray = Ray()
+    kubernetes: Kubernetes = Kubernetes()
 
     @property
     def resumable(self) -> bool:

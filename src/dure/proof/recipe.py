@@ -13,7 +13,18 @@ import torch
 from dure.config import LoadedJob
 from dure.device.exactness import exactness_words
 
-_NOT_TRAINED_BY = {"name", "storage", "hooks", "eval", "checkpoint", "log", "cluster", "slurm"}
+_NOT_TRAINED_BY = {
+    "name",
+    "storage",
+    "hooks",
+    "eval",
+    "checkpoint",
+    "log",
+    "cluster",
+    "slurm",
+    "ray",
+    "kubernetes",
+}
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
