@@ -163,6 +163,9 @@ class Train(Section):
     """Parts that each shard is computed in, to save memory."""
     clip_norm: Rate | None = None
     """Gradients are scaled down so that their norm is at most this."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights, taken after every update, such as 0.999. Evaluations are
+    then of the average, checkpoints hold it too, and `dure export --average` writes it. Never changes the weights."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
     prove_every: CountOrNone = 100
