@@ -35,6 +35,8 @@ from dure.observe.heartbeat import Heartbeat, Phase
 
 STACKS_OF_SCRIPT = signal.SIGRTMAX - 5
 """Asks a rank of `dure run` for its stacks: a signal that no script uses, and only sent to one that waits for it."""
+WATCH_VARIABLE = "DURE_WATCH"
+"""Set by `dure run --watch`: whether silent mistakes of scripts are told (`warn`), or are errors (`strict`)."""
 _HEADER = struct.Struct("<Q")
 _LONGEST_WORDS = 800
 """With up to four bytes a letter, and what pickle adds, less than a pipe takes at once (4096 bytes)."""
@@ -151,6 +153,7 @@ def _run_script(
     stacks_on(STACKS_OF_SCRIPT, script.folder.stacks(start.rank))
     keep_process_groups()
     stand_in_for_gloo(os.environ)  # torch may be imported already
+    _watch(script.folder)
     settings = LateSettings(preloaded, speaks=start.env.get("LOCAL_RANK") == "0")
     hidden = Preloaded(preloaded, settings.look)
 
@@ -161,6 +164,16 @@ def _run_script(
         return run_as_main(script.target, script.argv, script.module, fresh_path, tell)
     finally:
         hidden.put_back_all()
+
+
+def _watch(folder: RunFolder) -> None:
+    """Look for silent mistakes of the script; what this needs is imported before the script's own packages are hidden."""
+    mode = os.environ.get(WATCH_VARIABLE)
+    if mode in ("warn", "strict") and os.environ.get("WORLD_SIZE") != "1" and "torch" in sys.modules:
+        with contextlib.suppress(ImportError, AttributeError):  # a torch without distributed
+            from dure.proof import detectors
+
+            detectors.start("strict" if mode == "strict" else "warn", folder)
 
 
 def read_report(data: bytearray) -> Said | Returned | Failure | None:
