@@ -122,6 +122,7 @@ def live(
     os.setsid()  # as under torchrun: a terminal's Ctrl-C goes to the launcher, which ends the ranks
     os.set_inheritable(request.report, False)
     start: RankStart = pickle.loads(request.start)
+    watch = start.env.pop(WATCH_VARIABLE, "off")  # a script sees what it sees under torchrun
     os.environ.clear()
     os.environ.update(start.env)
     say_through(lambda text: _tell(request.report, Said(text[:_LONGEST_WORDS])))
@@ -137,7 +138,7 @@ def live(
     set_title(*rank_title(start.rank, start.env.get("WORLD_SIZE", "?"), work.words))
     own_state.renew()
     if isinstance(work, Script):
-        return _run_script(work, start, request.report, fresh_path, preloaded)
+        return _run_script(work, start, request.report, fresh_path, preloaded, watch)
     keep_output_harmless()
     _leave(_call(work, start.rank, request.report))
 
@@ -148,12 +149,13 @@ def _run_script(
     report: int,
     fresh_path: list[str],
     preloaded: Mapping[str, Mapping[str, str]],
+    watch: str,
 ) -> int:
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
     stacks_on(STACKS_OF_SCRIPT, script.folder.stacks(start.rank))
     keep_process_groups()
     stand_in_for_gloo(os.environ)  # torch may be imported already
-    _watch(script.folder)
+    _watch(watch, script.folder)
     settings = LateSettings(preloaded, speaks=start.env.get("LOCAL_RANK") == "0")
     hidden = Preloaded(preloaded, settings.look)
 
@@ -166,9 +168,8 @@ def _run_script(
         hidden.put_back_all()
 
 
-def _watch(folder: RunFolder) -> None:
+def _watch(mode: str, folder: RunFolder) -> None:
     """Look for silent mistakes of the script; what this needs is imported before the script's own packages are hidden."""
-    mode = os.environ.get(WATCH_VARIABLE)
     if mode in ("warn", "strict") and os.environ.get("WORLD_SIZE") != "1" and "torch" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):  # a torch without distributed
             from dure.proof import detectors

@@ -128,7 +128,7 @@ class ModelLook:
         else:
             return
         text = f"{what}, which have one seed; once the model is made, call {seeds}(seed + dist.get_rank())"
-        self._watch.tell(Report("same-random-numbers", text, self._place))
+        self._watch.tell(Report(text, "same-random-numbers", self._place))
 
     def _find_same_inputs(self, by_pass: Sequence[Sequence[Mapping[str, Any]]]) -> None:
         ranks = range(len(by_pass[0]))
@@ -141,7 +141,7 @@ class ModelLook:
                 f"{ranks_in_words(same)} train on the same batches; give the DataLoader a DistributedSampler (or each "
                 "rank its own part of the data)"
             )
-            self._watch.tell(Report("overlap", text, self._place))
+            self._watch.tell(Report(text, "overlap", self._place))
 
     def before_update(self, optimizer: int, own: set[int]) -> None:
         """Before the step of an optimizer; `own` are the identities of its parameters."""
@@ -200,7 +200,7 @@ class ModelLook:
                 f"{_bucket_name(window, at)}, though their gradients are the same: an earlier update was not synchronised "
                 "(the last, shorter accumulation of an epoch?), or ranks wrote other weights"
             )
-            self._watch.tell(Report("replicas-apart", text, place))
+            self._watch.tell(Report(text, "replicas-apart", place))
 
     def _lost_sync(self, told: list[dict[str, Any]], odd: list[int], name: str) -> Report:
         where = f"update {self.updates}: gradients differ on {ranks_in_words(odd)}, first in {name}"
@@ -211,19 +211,19 @@ class ModelLook:
                 f"{where}: {ranks_in_words(around)} computed them around DDP (model.module(…), or no forward pass), which "
                 "then does not synchronise; call the DDP model itself"
             )
-            return Report("sync-lost", text, place)
+            return Report(text, "sync-lost", place)
         unsynced = [rank for rank, one in enumerate(told) if not one["synced"]]
         if unsynced:
             text = (
                 f"{where}: the last forward pass before it was under no_sync (require_backward_grad_sync was off) on "
                 f"{ranks_in_words(unsynced)}; leave no_sync for the last one of each accumulation, its forward pass too"
             )
-            return Report("no-sync", text, place)
+            return Report(text, "no-sync", place)
         text = (
             f"{where}: their synchronisation was lost; something wrote to them after backward, or parameters were put into "
             "the model after DDP was made"
         )
-        return Report("sync-lost", text, place)
+        return Report(text, "sync-lost", place)
 
     def _compare_buffers(self, model: DistributedDataParallel, place: str) -> None:
         board = self._watch.board
@@ -248,7 +248,7 @@ class ModelLook:
                 "its own (broadcast_buffers or forward_sync_buffers is off), and evaluates another model than rank 0 saves; "
                 "leave it on, or use torch.nn.SyncBatchNorm"
             )
-            self._watch.tell(Report("buffers", text, place))
+            self._watch.tell(Report(text, "buffers", place))
 
 
 def _averages_weights(model: DistributedDataParallel) -> bool:

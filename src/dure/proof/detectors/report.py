@@ -31,10 +31,10 @@ _NOT_THE_SCRIPT = (
 class Report:
     """One mistake."""
 
-    kind: str
-    """A word for machines, such as `set-epoch`."""
     text: str
     """What is wrong, on which ranks, and the way out."""
+    kind: str
+    """A word for machines, such as `set-epoch`."""
     place: str = ""
     """`file:line` of the script."""
 

@@ -112,7 +112,7 @@ class SamplerLook:
             f"repeats samples until {sampler.num_replicas} ranks have as many each; give rank r the samples r, "
             f"r + {sampler.num_replicas}, … with torch.utils.data.Subset, and add up sums and counts (team.evaluate does)"
         )
-        self._watch.tell(Report("eval-padding", text, script_place()))
+        self._watch.tell(Report(text, "eval-padding", script_place()))
 
     def _find_same_epoch(self, sampler: DistributedSampler[Any], before: Reading) -> None:
         # A loader may be looked into before the loop: only what was trained on counts.
@@ -122,7 +122,7 @@ class SamplerLook:
                 f"all ranks: epoch {before.number} has the same order as the one before, since set_epoch was not called "
                 f"between them (the sampler is at epoch {sampler.epoch}); call sampler.set_epoch(epoch) before each epoch"
             )
-            self._watch.tell(Report("set-epoch", text, script_place()))
+            self._watch.tell(Report(text, "set-epoch", script_place()))
 
     def _find_overlap(self, facts: list[list[Any]], place: str) -> None:
         orders = [one[:3] for one in facts]
@@ -136,7 +136,7 @@ class SamplerLook:
                 f"samplers shuffle differently on {ranks_in_words(odd)} (seed/epoch: {values}), so ranks overlap, and some "
                 "samples are never read; give DistributedSampler the same seed, and set_epoch the same epoch, on all ranks"
             )
-            self._watch.tell(Report("overlap", text, place))
+            self._watch.tell(Report(text, "overlap", place))
         parts = [(one[3], one[4]) for one in facts]
         if len(set(parts)) < len(parts):
             twice = [rank for rank, part in enumerate(parts) if parts.count(part) > 1]
@@ -144,7 +144,7 @@ class SamplerLook:
                 f"{ranks_in_words(twice)} read the same samples: their DistributedSamplers have the same rank of as many "
                 "replicas; leave num_replicas and rank out, or give dist.get_world_size() and dist.get_rank()"
             )
-            self._watch.tell(Report("overlap", text, place))
+            self._watch.tell(Report(text, "overlap", place))
 
 
 class _Counted(Iterator[Any]):

@@ -73,7 +73,7 @@ class SavesLook:
                     f"{ranks_in_words(writers)} write one file, {os.path.basename(path)}, and what is in it may be "
                     "of any of them; save on one rank (if dist.get_rank() == 0), and wait in a barrier"
                 )
-                self._watch.tell(Report("writers", text, script_place()))
+                self._watch.tell(Report(text, "writers", script_place()))
         if reading is not None and board is not None and board.rank == 0 and self._folder is not None:
             self._note_place(path, reading, self._folder)
 
@@ -103,14 +103,14 @@ class SavesLook:
                 f"the run goes on in the middle of epoch {reading.epoch}, but reads it from its beginning: each rank's first "
                 f"{saved['drawn']} samples are trained on again; skip the batches that were done (team.checkpoint does)"
             )
-            self._watch.tell(Report("resume", text, script_place()))
+            self._watch.tell(Report(text, "resume", script_place()))
         elif reading.epoch == saved["epoch"] + 1:
             text = (
                 f"the run was saved in the middle of epoch {saved['epoch']} and goes on with epoch {reading.epoch}: each "
                 f"rank's last {left} samples are skipped; go on in the middle, or save at the end of epochs "
                 "(team.checkpoint goes on at the sample that comes next)"
             )
-            self._watch.tell(Report("resume", text, script_place()))
+            self._watch.tell(Report(text, "resume", script_place()))
 
 
 def _file_of(code: Any) -> str | None:

@@ -83,7 +83,7 @@ class LogitsLook:
             "pass): DDP's mean of means weights tokens by rank; sum the loss, divide by the number of tokens of all ranks "
             "(all_reduce) and multiply by the number of ranks (team.step does)"
         )
-        self._watch.tell(Report("mean-of-means", text, place))
+        self._watch.tell(Report(text, "mean-of-means", place))
 
 
 def _logits_in(output: Any) -> Iterator[torch.Tensor]:

@@ -74,4 +74,4 @@ class UnsyncedLook:
             f"gradients were clipped before they were synchronised (scaled by {values}): each rank by its own norm, and "
             "parts of the batch get other weights; clip once, after the last backward pass of an accumulation"
         )
-        self._watch.tell(Report("clip-before-sync", text, place))
+        self._watch.tell(Report(text, "clip-before-sync", place))
