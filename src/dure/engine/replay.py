@@ -25,6 +25,7 @@ from dure.config import LONGEST_JOB, Cluster, LoadedJob
 from dure.config.limits import LONGEST_SECONDS
 from dure.config.sections import Checkpoint, Eval, Job
 from dure.engine.run_job import launch_ranks
+from dure.proof.compare_receipts import State, last_state
 from dure.proof.stored_tensors import of_checkpoint
 from dure.proof.verify_receipt import ReceiptFolder, Verified, verify
 
@@ -40,6 +41,12 @@ class Replayed:
     ranks: int
     difference: str = ""
     """The first one, "" when all records are the same."""
+    state: State | None = None
+    """Of the model in the end; None after a difference."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {name: value for name, value in vars(self).items() if name != "state"}
 
 
 def replay(run: Path, first: int, end: int | None, ranks: int) -> Replayed:
@@ -50,6 +57,12 @@ def replay(run: Path, first: int, end: int | None, ranks: int) -> Replayed:
         raise UsageError(f"--steps {first}:{last}: the receipt has steps 0 to {found.steps - 1}")
     start, place = _state_before(run, first)
     return _replay_from(run, place, Replayed(first, last, start, ranks))
+
+
+def state_after(run: Path, steps: int, ranks: int) -> Replayed:
+    """Compute a run again, from the checkpoint before, up to its state after so many steps."""
+    start, place = _state_before(run, steps - 1)
+    return _replay_from(run, place, Replayed(start, steps, start, ranks))
 
 
 def replay_spots(run: Path, spots: int, ranks: int, seed: int | None = None) -> list[Replayed]:
@@ -87,6 +100,12 @@ def _state_before(run: Path, step: int) -> tuple[int, Path | None]:
     return best
 
 
+def checkpoint_of(run: Path, steps: int) -> Path | None:
+    """The checkpoint of the state after so many steps, if there is one."""
+    start, place = _state_before(run, steps)
+    return place if start == steps else None
+
+
 def _job_of(run: Path) -> LoadedJob:
     try:
         return LoadedJob.from_json(read_at_most(RunFolder(run).job, LONGEST_JOB * 4).decode())
@@ -108,7 +127,7 @@ def _replay_from(run: Path, place: Path | None, wanted: Replayed) -> Replayed:
             if failed.exit_code != ReceiptWrong.exit_code:
                 raise
             return replace(wanted, difference=str(failed))
-    return wanted
+        return replace(wanted, state=last_state(folder.receipt))
 
 
 def _to_replay(loaded: LoadedJob, wanted: Replayed) -> LoadedJob:
