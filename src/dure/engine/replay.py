@@ -109,6 +109,11 @@ def checkpoint_of(run: Path, steps: int) -> Path | None:
 def _job_of(run: Path) -> LoadedJob:
     try:
         return LoadedJob.from_json(read_at_most(RunFolder(run).job, LONGEST_JOB * 4).decode())
+    except FileNotFoundError:
+        raise UsageError(
+            f"{run} holds no job: a script's run cannot be replayed, as nobody but the script knows what it computes "
+            "(`dure verify` checks its receipt); start the script again in another folder, and compare by `dure diff`"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run} cannot be replayed: its job cannot be read ({error})") from None
 

@@ -253,6 +253,7 @@ class Team(Member):
         folder: str | Path | None = None,
         rescue: str | Path | None = None,
         any_recipe: bool = False,
+        receipt: bool = True,
     ) -> Checkpoint:
         """Checkpoints of this script, as those of `dure train`: call `resume()` before the first step and
         `save_if_due()` after each; the end is saved when the team is left. A collective call.
@@ -264,7 +265,8 @@ class Team(Member):
         s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, and those of
         every `keep_every` steps. Under `dure run` states are also kept in the launcher's memory, every `memory_every`
         steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe (other code,
-        seed, torch, …) is refused, unless `any_recipe`.
+        seed, torch, …) is refused, unless `any_recipe`. Beside the checkpoints the run writes its receipt (`dure receipt`),
+        unless `receipt` is off.
         """
         if self._checkpoint is not None:
             raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")
@@ -281,6 +283,7 @@ class Team(Member):
             folder,
             rescue,
             any_recipe,
+            receipt,
         )
         wire = str(self._exchangers.wire.dtype)
         with self._calls.inside("checkpoint"):
@@ -334,7 +337,7 @@ class Team(Member):
                 flags |= self._checkpoint.begin_step(batch)
             result = lockstep.forward_backward(batch, computed, flags)
         if self._checkpoint is not None:
-            self._checkpoint.end_step(batch, result.flags)
+            self._checkpoint.end_step(batch, result)
         return result
 
     def update(
