@@ -54,7 +54,10 @@ def test_a_script_under_dure_run_is_told_in_one_line_each_and_goes_on(tmp_path):
     assert sorted(kinds[3:]) == ["resume", "same-random-numbers"]
     assert first.err.count("call sampler.set_epoch(epoch) before each epoch (at ") == 1
     assert first.out.count("is done") == 2
-    assert "in the middle of epoch 0, but reads it from its beginning: each rank's first 20 samples" in second.err
+    assert (
+        "in the middle of epoch 0, but reads it from its beginning: each rank's first 20 samples"
+        in second.err
+    )
 
 
 def test_the_same_script_without_its_mistakes_hears_nothing_and_resumes_in_the_middle(tmp_path):
@@ -80,7 +83,8 @@ SCRIPTS = {
     "from_torchrun": [],
     "from_accelerate": [],
 }
-"""Of examples/migrate, but with_fabric.py, which `fabric run` starts. Those that seed all ranks alike have dropout, and so its mistake (transformers #37932)."""
+"""Of examples/migrate, but with_fabric.py, which `fabric run` starts. Those that seed all ranks alike have dropout, and
+so its mistake (transformers #37932)."""
 
 
 @pytest.mark.soak
@@ -97,7 +101,16 @@ def test_scripts_of_the_examples_hear_only_what_is_true(name, tmp_path):
 def test_loops_of_other_libraries_hear_only_what_is_true(library, tmp_path):
     folder = tmp_path / "run"
     ran = dure(
-        "run", "--ranks", 2, "--run-dir", folder, "-m", "support.backend_loops", library, "gloo", cwd=FOLDER.parent
+        "run",
+        "--ranks",
+        2,
+        "--run-dir",
+        folder,
+        "-m",
+        "support.backend_loops",
+        library,
+        "gloo",
+        cwd=FOLDER.parent,
     )
     assert ran.code == 0, ran.err
     assert mistakes.said(folder) == []

@@ -67,7 +67,9 @@ def test_two_runs_part_where_the_bit_was_lost(runs):
     assert found["what"] in ("another loss in shard 0", "other gradients in shard 0")
     assert "model/layers.2.weight" in found["tensors"]
     # Both have one recipe: a replay tells which of them is wrong, and confirms the step and the shard.
-    assert re.search(r"^run 2 .*: step 13, computed again, gives (another loss|other gradients) in shard 0", found["wrong"])
+    assert re.search(
+        r"^run 2 .*: step 13, computed again, gives (another loss|other gradients) in shard 0", found["wrong"]
+    )
     assert found["replays"] <= 2 < 2 * math.log2(24)
     told = json.loads(dure("diff", good, bad, "--no-replay", "--json").out)
     assert (told["step"], told["replays"], told["wrong"]) == (13, 0, "")
@@ -96,7 +98,9 @@ def test_a_difference_that_no_record_sees_is_found_by_step_and_tensor_with_few_r
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "flip-spare").touch()
     job = tmp_path / "job.toml"
-    job.write_text(JOB.format(here=FOLDER, folder=tmp_path / "other").replace("every_steps = 5", "every_steps = 100"))
+    job.write_text(
+        JOB.format(here=FOLDER, folder=tmp_path / "other").replace("every_steps = 5", "every_steps = 100")
+    )
     assert train(job, tmp_path / "run", "--ranks", 2).code == 0
     ended = dure("diff", runs[0], tmp_path / "run", "--json")
     assert ended.code == 3, ended.err

@@ -119,7 +119,7 @@ def test_a_script_s_receipt_is_shown_and_verified_and_a_replay_is_refused_in_wor
     assert replayed.code == 2
     assert "a script's run cannot be replayed" in replayed.err
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (state,) = [place for place in copy.glob("step-*/*.safetensors")][-1:]
+    (state,) = list(copy.glob("step-*/*.safetensors"))[-1:]
     data = bytearray(state.read_bytes())
     data[-5] ^= 1
     state.write_bytes(data)

@@ -1,6 +1,6 @@
 """A stock script with several silent mistakes, which goes on from what it saved; `right` has none of them.
 
-    dure run --ranks 2 careless.py FOLDER [right]
+dure run --ranks 2 careless.py FOLDER [right]
 """
 
 import itertools

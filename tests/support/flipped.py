@@ -1,5 +1,6 @@
-"""A model whose memory loses the last bit of one weight, once, while `flip` is in its folder; on every rank alike. While
-`flip-spare` is there, it is a weight that neither the loss nor a gradient depends on."""
+"""A model whose memory loses the last bit of one weight, once, while `flip` is in its folder; on every rank alike.
+
+While `flip-spare` is there, it is a weight that neither the loss nor a gradient depends on."""
 
 from pathlib import Path
 

@@ -20,7 +20,9 @@ from dure.proof.detectors.watch import Watch
 
 def dataset(samples=65):
     dice = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(samples, 8, generator=dice), torch.randint(4, (samples,), generator=dice))
+    return TensorDataset(
+        torch.randn(samples, 8, generator=dice), torch.randint(4, (samples,), generator=dice)
+    )
 
 
 def network(dropout=0.0, norm=False):
@@ -283,7 +285,9 @@ def written_weights():
             with torch.no_grad():
                 model.module[3].weight[0, 0] += 1e-3
 
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.Identity(), nn.Identity(), nn.Linear(4, 4)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(8, 4), nn.Identity(), nn.Identity(), nn.Linear(4, 4))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(5):
         x, _ = batch_of(step)
@@ -407,7 +411,9 @@ def local_sgd():
 
     model = DistributedDataParallel(network())
     own = dist.new_subgroups(group_size=1)[0]
-    model.register_comm_hook(local.PostLocalSGDState(None, own, start_localSGD_iter=1), local.post_localSGD_hook)
+    model.register_comm_hook(
+        local.PostLocalSGDState(None, own, start_localSGD_iter=1), local.post_localSGD_hook
+    )
     loop(model)
 
 

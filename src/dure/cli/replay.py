@@ -55,7 +55,8 @@ def diff(
     replays: Annotated[
         bool,
         typer.Option(
-            "--replay/--no-replay", help="Compute parts again where the receipts do not tell the step or the tensor."
+            "--replay/--no-replay",
+            help="Compute parts again where the receipts do not tell the step or the tensor.",
         ),
     ] = True,
     ranks: Annotated[int, typer.Option(min=1, help="On how many ranks to compute.")] = 1,
@@ -63,9 +64,9 @@ def diff(
 ) -> None:
     """The first difference between two runs: a line of the recipe, samples, a shard's loss or gradients, tensors.
 
-    Compares their receipts, which are verified first; where they say too little, both runs are computed again up to states
-    in between, each from the checkpoint before it (a binary search: at most 2 log2(steps) replays). Ends with 3 when the
-    runs differ, and says which one is not what its recipe gives.
+    Compares their receipts, which are verified first; where they say too little, both runs are computed again up to
+    states in between, each from the checkpoint before it (a binary search: at most 2 log2(steps) replays). Ends with 3
+    when the runs differ, and says which one is not what its recipe gives.
     """
     from dure.engine.diff import diff as found_by
     from dure.proof.compare_receipts import in_words

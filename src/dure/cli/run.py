@@ -193,7 +193,8 @@ def run(
     watch: Annotated[
         Watch,
         typer.Option(
-            help="Silent mistakes of stock DDP scripts (set_epoch forgotten, gradients not synchronised, …): told in a line, "
+            help="Silent mistakes of stock DDP scripts (set_epoch forgotten, gradients not synchronised, …): "
+            "told in a line, "
             "an error, or not looked for."
         ),
     ] = Watch.WARN,

@@ -1,7 +1,7 @@
 """Where two runs part, to the step and the tensor: their receipts first, then replays where these say too little.
 
-A receipt has a record of each step, but fingerprints of some gradients only, and roots of states now and then. What parts
-unseen by these is found by computing both runs again up to states between: a binary search, two replays for each state.
+A receipt has a record of each step, but fingerprints of some gradients only, and roots of states now and then. What
+these do not see is found by computing both runs again up to states in between: a binary search, two replays for each.
 """
 
 from __future__ import annotations

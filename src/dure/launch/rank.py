@@ -169,7 +169,7 @@ def _run_script(
 
 
 def _watch(mode: str, folder: RunFolder) -> None:
-    """Look for silent mistakes of the script; what this needs is imported before the script's own packages are hidden."""
+    """Look for silent mistakes of the script; what this needs is imported before packages are hidden."""
     if mode in ("warn", "strict") and os.environ.get("WORLD_SIZE") != "1" and "torch" in sys.modules:
         with contextlib.suppress(ImportError, AttributeError):  # a torch without distributed
             from dure.proof import detectors

@@ -55,8 +55,8 @@ def attach(
     parameters, and the state of `optimizer` if it is given, are compared over ranks; the first tensor that differs is
     named, with its ranks, in the error that the next backward pass raises.
 
-    `watch`: silent mistakes of the loop (a forgotten set_epoch, gradients that are not synchronised, …) are told in a line
-    on stderr ("warn"), raise ("strict"), or are not looked for ("off").
+    `watch`: silent mistakes of the loop (a forgotten set_epoch, gradients that are not synchronised, …) are told in a
+    line on stderr ("warn"), raise ("strict"), or are not looked for ("off").
 
     A collective call of all ranks, after `init_process_group`, once per model. What is returned needs not be kept.
     """

@@ -316,7 +316,11 @@ class Checkpoint:
         """As `dure train` has one; beside the checkpoints, so that it is one chain with them. None where there is no
         folder for it, and where another recipe's state goes on."""
         place = self._places.storage
-        folder = self._places.run if "://" in place or Path(place).is_relative_to(self._places.run.path) else RunFolder(Path(place))
+        folder = (
+            self._places.run
+            if "://" in place or Path(place).is_relative_to(self._places.run.path)
+            else RunFolder(Path(place))
+        )
         if "://" in str(folder.path):
             return None
         for model in self._models.values() if isinstance(self._models, dict) else _listed(self._models):

@@ -265,8 +265,8 @@ class Team(Member):
         s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, and those of
         every `keep_every` steps. Under `dure run` states are also kept in the launcher's memory, every `memory_every`
         steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe (other code,
-        seed, torch, …) is refused, unless `any_recipe`. Beside the checkpoints the run writes its receipt (`dure receipt`),
-        unless `receipt` is off.
+        seed, torch, …) is refused, unless `any_recipe`. Beside the checkpoints the run writes its receipt (see
+        `dure receipt`), unless `receipt` is off.
         """
         if self._checkpoint is not None:
             raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")

@@ -30,11 +30,11 @@ from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
-from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 
 _MEMORY_SECONDS = 5.0
 """Between two looks at how much memory the rank holds."""

@@ -36,13 +36,18 @@ class Board:
 
 
 def board_of_world(name: str) -> Board | None:
-    """Of the script's default process group, apart from boards of other names; None where there is none, or only one rank."""
+    """Of the script's default process group, apart from boards of other names; None without one, or on one rank."""
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return None
     group = dist.group.WORLD
     assert group is not None
     # A connection of its own: somebody may be waiting on the group's.
-    return Board(group.get_group_store().clone(), dist.get_rank(), dist.get_world_size(), name)
+    return Board(
+        group.get_group_store().clone(),  # type: ignore[attr-defined]
+        dist.get_rank(),
+        dist.get_world_size(),
+        name,
+    )
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

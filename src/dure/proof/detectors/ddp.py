@@ -120,11 +120,20 @@ class ModelLook:
         )
         later = [one for ranks in by_pass[1:] for one in ranks]
         if torch_alike and all(one["draws"] for ranks in by_pass for one in ranks):
-            what, seeds = "the model's own random numbers (dropout) are the same on all ranks", "torch.manual_seed"
+            what, seeds = (
+                "the model's own random numbers (dropout) are the same on all ranks",
+                "torch.manual_seed",
+            )
         elif torch_alike and all(one["torch_since"] for one in later):
-            what, seeds = "the random numbers between passes (augmentation) are the same on all ranks", "torch.manual_seed"
+            what, seeds = (
+                "the random numbers between passes (augmentation) are the same on all ranks",
+                "torch.manual_seed",
+            )
         elif numpy_alike and all(one["numpy_since"] for one in later):
-            what, seeds = "numpy's random numbers (augmentation) are the same on all ranks", "numpy.random.seed"
+            what, seeds = (
+                "numpy's random numbers (augmentation) are the same on all ranks",
+                "numpy.random.seed",
+            )
         else:
             return
         text = f"{what}, which have one seed; once the model is made, call {seeds}(seed + dist.get_rank())"
@@ -197,7 +206,8 @@ class ModelLook:
             odd = odd_ones([one["weights"] for one in told])
             text = (
                 f"before update {self.updates} the replicas differ on {ranks_in_words(odd)}, first in "
-                f"{_bucket_name(window, at)}, though their gradients are the same: an earlier update was not synchronised "
+                f"{_bucket_name(window, at)}, though their gradients are the same: an earlier update was not "
+                "synchronised "
                 "(the last, shorter accumulation of an epoch?), or ranks wrote other weights"
             )
             self._watch.tell(Report(text, "replicas-apart", place))
@@ -208,7 +218,8 @@ class ModelLook:
         around = [rank for rank, one in enumerate(told) if one["forwards"] == 0]
         if around:
             text = (
-                f"{where}: {ranks_in_words(around)} computed them around DDP (model.module(…), or no forward pass), which "
+                f"{where}: {ranks_in_words(around)} computed them around DDP (model.module(…), or no forward "
+                "pass), which "
                 "then does not synchronise; call the DDP model itself"
             )
             return Report(text, "sync-lost", place)
@@ -220,7 +231,8 @@ class ModelLook:
             )
             return Report(text, "no-sync", place)
         text = (
-            f"{where}: their synchronisation was lost; something wrote to them after backward, or parameters were put into "
+            f"{where}: their synchronisation was lost; something wrote to them after backward, or parameters were "
+            "put into "
             "the model after DDP was made"
         )
         return Report(text, "sync-lost", place)
@@ -244,8 +256,10 @@ class ModelLook:
         at = _first_difference(hashes)
         if at is not None:
             text = (
-                f"BatchNorm's statistics differ on {ranks_in_words(odd_ones(hashes))}, first {named[at][0]}: every rank keeps "
-                "its own (broadcast_buffers or forward_sync_buffers is off), and evaluates another model than rank 0 saves; "
+                f"BatchNorm's statistics differ on {ranks_in_words(odd_ones(hashes))}, first {named[at][0]}: "
+                "every rank keeps "
+                "its own (broadcast_buffers or forward_sync_buffers is off), and evaluates another model than "
+                "rank 0 saves; "
                 "leave it on, or use torch.nn.SyncBatchNorm"
             )
             self._watch.tell(Report(text, "buffers", place))
@@ -259,15 +273,18 @@ def _averages_weights(model: DistributedDataParallel) -> bool:
     )
 
 
-def _window(
-    trained: list[tuple[str, torch.nn.Parameter]], step: int
-) -> list[tuple[str, torch.nn.Parameter]]:
+def _window(trained: list[tuple[str, torch.nn.Parameter]], step: int) -> list[tuple[str, torch.nn.Parameter]]:
     """At most so many bytes of parameters, others each time."""
     sizes = [parameter.numel() * parameter.element_size() for _, parameter in trained]
     if sum(sizes) <= _MOST_BYTES:
         return trained
-    begin = step.bit_length() * len(trained) // 16 % len(trained) if step & (step - 1) == 0 else step % len(trained)
-    chosen, held = [], 0
+    begin = (
+        step.bit_length() * len(trained) // 16 % len(trained)
+        if step & (step - 1) == 0
+        else step % len(trained)
+    )
+    chosen: list[tuple[str, torch.nn.Parameter]] = []
+    held = 0
     for at in range(len(trained)):
         place = (begin + at) % len(trained)
         held += sizes[place]

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import torch
 
-import dure
 from dure.base.errors import DureError
 from dure.base.files import open_own
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
 
 _NOT_THE_SCRIPT = (
-    str(Path(dure.__file__).parent),
+    str(Path(__file__).parents[2]),
     str(Path(torch.__file__).parent.parent),
     sysconfig.get_paths()["stdlib"],
     "<",

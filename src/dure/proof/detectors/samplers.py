@@ -72,7 +72,7 @@ class SamplerLook:
             set_epoch(sampler, epoch)
 
         DistributedSampler.__iter__ = looked_at  # type: ignore[method-assign]
-        DistributedSampler.set_epoch = noted  # type: ignore[method-assign]
+        DistributedSampler.set_epoch = noted  # type: ignore[method-assign, assignment]
 
     def _note(self, sampler: DistributedSampler[Any]) -> None:
         reading = self._readings.get(sampler)
@@ -110,7 +110,8 @@ class SamplerLook:
         text = (
             f"an evaluation over {held} samples counts {sampler.total_size - held} of them twice: DistributedSampler "
             f"repeats samples until {sampler.num_replicas} ranks have as many each; give rank r the samples r, "
-            f"r + {sampler.num_replicas}, … with torch.utils.data.Subset, and add up sums and counts (team.evaluate does)"
+            f"r + {sampler.num_replicas}, … with torch.utils.data.Subset, and add up sums and counts "
+            "(team.evaluate does)"
         )
         self._watch.tell(Report(text, "eval-padding", script_place()))
 
@@ -119,8 +120,10 @@ class SamplerLook:
         trained = self._watch.updates > before.updates and before.drawn > 0
         if sampler.shuffle and not before.was_set and sampler.epoch == before.epoch and trained:
             text = (
-                f"all ranks: epoch {before.number} has the same order as the one before, since set_epoch was not called "
-                f"between them (the sampler is at epoch {sampler.epoch}); call sampler.set_epoch(epoch) before each epoch"
+                f"all ranks: epoch {before.number} has the same order as the one before, since set_epoch was not "
+                "called "
+                f"between them (the sampler is at epoch {sampler.epoch}); call sampler.set_epoch(epoch) before "
+                "each epoch"
             )
             self._watch.tell(Report(text, "set-epoch", script_place()))
 
@@ -133,15 +136,18 @@ class SamplerLook:
                 f"rank {rank} {orders[rank][0]}/{orders[rank][1]}" for rank in range(len(orders))[:8]
             )
             text = (
-                f"samplers shuffle differently on {ranks_in_words(odd)} (seed/epoch: {values}), so ranks overlap, and some "
-                "samples are never read; give DistributedSampler the same seed, and set_epoch the same epoch, on all ranks"
+                f"samplers shuffle differently on {ranks_in_words(odd)} (seed/epoch: {values}), so ranks overlap, "
+                "and some "
+                "samples are never read; give DistributedSampler the same seed, and set_epoch the same epoch, on "
+                "all ranks"
             )
             self._watch.tell(Report(text, "overlap", place))
         parts = [(one[3], one[4]) for one in facts]
         if len(set(parts)) < len(parts):
             twice = [rank for rank, part in enumerate(parts) if parts.count(part) > 1]
             text = (
-                f"{ranks_in_words(twice)} read the same samples: their DistributedSamplers have the same rank of as many "
+                f"{ranks_in_words(twice)} read the same samples: their DistributedSamplers have the same rank of "
+                "as many "
                 "replicas; leave num_replicas and rank out, or give dist.get_world_size() and dist.get_rank()"
             )
             self._watch.tell(Report(text, "overlap", place))

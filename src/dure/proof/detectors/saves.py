@@ -86,7 +86,12 @@ class SavesLook:
 
     def _loading(self) -> None:
         path = _file_of(torch.load.__code__)
-        if path is not None and self._watch.updates == 0 and path in self._saved and path not in self._written:
+        if (
+            path is not None
+            and self._watch.updates == 0
+            and path in self._saved
+            and path not in self._written
+        ):
             self._resumed = self._saved[path]
 
     def begins_to_train(self) -> None:
@@ -100,13 +105,15 @@ class SavesLook:
             return
         if reading.epoch == saved["epoch"] and reading.drawn < saved["drawn"]:
             text = (
-                f"the run goes on in the middle of epoch {reading.epoch}, but reads it from its beginning: each rank's first "
+                f"the run goes on in the middle of epoch {reading.epoch}, but reads it from its beginning: each "
+                "rank's first "
                 f"{saved['drawn']} samples are trained on again; skip the batches that were done (team.checkpoint does)"
             )
             self._watch.tell(Report(text, "resume", script_place()))
         elif reading.epoch == saved["epoch"] + 1:
             text = (
-                f"the run was saved in the middle of epoch {saved['epoch']} and goes on with epoch {reading.epoch}: each "
+                f"the run was saved in the middle of epoch {saved['epoch']} and goes on with epoch "
+                f"{reading.epoch}: each "
                 f"rank's last {left} samples are skipped; go on in the middle, or save at the end of epochs "
                 "(team.checkpoint goes on at the sample that comes next)"
             )

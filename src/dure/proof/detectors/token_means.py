@@ -1,8 +1,8 @@
 """A mean over each rank's own tokens, averaged over ranks: tokens of ranks that have few count more.
 
-Told by the gradient of the model's logits alone. Of a cross entropy, a row of it is (softmax - one hot) times a factor;
-rows of padding are zeros. Where ranks have other numbers of rows, and factor times rows is the same on all of them, each
-took its own mean.
+Told by the gradient of the model's logits alone. Of a cross entropy, a row of it is (softmax - one hot) times a
+factor; rows of padding are zeros. Where ranks have other numbers of rows, and factor times rows is the same on all of
+them, each took its own mean.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class LogitsLook:
         counts = [int(one[0]) for one in (rank[-1] for rank in told)]
         values = ", ".join(f"rank {rank} {count}" for rank, count in list(enumerate(counts))[:8])
         text = (
-            f"the loss is a mean over each rank's own tokens, and ranks have different numbers of them ({values} in one "
-            "pass): DDP's mean of means weights tokens by rank; sum the loss, divide by the number of tokens of all ranks "
+            f"the loss is a mean over each rank's own tokens, and ranks have different numbers of them ({values} "
+            "in one "
+            "pass): DDP's mean of means weights tokens by rank; sum the loss, divide by the number of tokens of "
+            "all ranks "
             "(all_reduce) and multiply by the number of ranks (team.step does)"
         )
         self._watch.tell(Report(text, "mean-of-means", place))

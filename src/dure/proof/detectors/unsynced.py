@@ -19,7 +19,7 @@ _CLOSE = 1e-4
 
 
 class UnsyncedLook:
-    """Keeps some elements of one gradient after a backward pass under no_sync, and looks at them before the next one."""
+    """Keeps some elements of a gradient after a backward pass under no_sync, and looks at them before the next one."""
 
     def __init__(self, watch: Watch, number: int) -> None:
         self._watch, self._number = watch, number
@@ -71,7 +71,8 @@ class UnsyncedLook:
             return
         values = ", ".join(f"rank {rank} {factor:.3g}" for rank, factor in list(enumerate(factors))[:8])
         text = (
-            f"gradients were clipped before they were synchronised (scaled by {values}): each rank by its own norm, and "
+            f"gradients were clipped before they were synchronised (scaled by {values}): each rank by its own "
+            "norm, and "
             "parts of the batch get other weights; clip once, after the last backward pass of an accumulation"
         )
         self._watch.tell(Report(text, "clip-before-sync", place))

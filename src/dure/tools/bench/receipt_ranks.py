@@ -13,9 +13,9 @@ from dure.data.batches import Batch
 from dure.proof.receipt import RECORD
 from dure.step.lockstep import StepResult
 from dure.team import start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.tools.bench.contenders import Transformer, sequences
 from dure.tools.bench.workload import Workload
-from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 
 
 def measure(load: Workload, rounds: int, steps: int, run: str) -> dict[str, Any]:
