@@ -1,5 +1,6 @@
 """Silent mistakes of stock DDP scripts are named with their place; scripts without them hear nothing."""
 
+import itertools
 import json
 
 import pytest
@@ -115,3 +116,21 @@ def test_loops_of_other_libraries_hear_only_what_is_true(library, tmp_path):
     assert ran.code == 0, ran.err
     assert mistakes.said(folder) == []
     assert json.loads(ran.out.splitlines()[-1])
+
+
+def test_in_a_team_the_mistakes_change_nothing(tmp_path):
+    """Forgotten set_epoch, one seed everywhere, no_sync, padding, buffers, overlaps, writers: right by construction."""
+    run = RunFolder(tmp_path / "run")
+    ranks = run_team("support.by_construction:cases", (tmp_path,), ranks=3, folder=run, hang_seconds=300)
+    assert len({rank["fingerprint"] for rank in ranks}) == 1
+    for rank in ranks:
+        assert rank["right"] == rank["careless"] == ranks[0]["right"]
+        assert rank["evaluation"] == 22  # 22 samples for 3 ranks: none twice
+        assert "seed of the sampler is 0 on rank 0 and 1 on rank 1" in rank["seeds"]
+    orders = []
+    for epoch in range(2):
+        own = [[i for at, ids in rank["seen"] if at == epoch for i in ids] for rank in ranks]
+        assert sorted(itertools.chain.from_iterable(own)) == list(range(24))
+        orders.append(own)
+    assert orders[0] != orders[1]
+    assert [place.name for place in (tmp_path / "writers").iterdir()] == ["0"]

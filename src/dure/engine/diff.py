@@ -14,7 +14,7 @@ from dure.base.errors import DureError, ReceiptWrong, UsageError
 from dure.base.files import read_at_most
 from dure.base.run_folder import RunFolder
 from dure.config import LONGEST_JOB, LoadedJob
-from dure.engine.replay import Replayed, checkpoint_of, state_after
+from dure.engine.replay import Replayed, checkpoints_of, state_after
 from dure.proof.compare_receipts import Difference, State, compare, last_state
 from dure.proof.receipt import NO_ROOT, merkle_root
 from dure.proof.stored_tensors import of_checkpoint
@@ -55,11 +55,13 @@ class _Search:
         self._known: dict[tuple[Path, int], State] = {}
         self._by_record = not found.what.endswith("after it")
         self._recorded = (found.step, found.what)
+        self._same = min(found.same_until, found.step)
+        """The newest state that both are known to share: after so many steps."""
 
     def run(self) -> None:
         """Fill in what was found."""
         found = self._found
-        same, other = min(found.same_until, self._recorded[0]), self._recorded[0] + 1
+        same, other = self._same, self._recorded[0] + 1
         if not found.recipe and self._find_wrong(other):
             return
         differing: list[str] = []
@@ -71,7 +73,7 @@ class _Search:
             if tensors:
                 other, differing = middle, tensors
             else:
-                same = middle
+                same = self._same = middle
         found.same_until, found.step = same, other - 1
         if other - 1 < self._recorded[0]:
             found.what = "the state after it"
@@ -96,10 +98,26 @@ class _Search:
         told = done.difference or f"its state after {done.end} steps is not what a replay gives"
         found.wrong = f"run {number} ({run}): {told}"
         right = done.state or self._known.get((self._runs[number % 2], done.end))
-        if stored is not None and right is None and not self._by_record:
-            right = self._replay(self._runs[number % 2], done.end).state
         if stored is not None and right is not None:
             found.tensors, found.tensors_after = stored.differs_from(right), done.end
+        if not self._by_record:
+            self._narrow(run, self._runs[number % 2], done.end)
+
+    def _narrow(self, wrong: Path, right: Path, end: int) -> None:
+        """Between which of its checkpoints a run went wrong, unseen by its records: the other tells what is right."""
+        found, same, kept = self._found, self._same, sorted(checkpoints_of(wrong))
+        between = [step for step in kept if same < step < end]
+        while between:
+            middle = between[len(between) // 2]
+            own, other = self._stored(wrong, middle), self._replay(right, middle).state
+            if own is None or other is None:
+                return
+            if differing := own.differs_from(other):
+                found.step, found.tensors, found.tensors_after = middle - 1, differing, middle
+                between = [step for step in between if step < middle]
+            else:
+                found.same_until = self._same = middle
+                between = [step for step in between if step > middle]
 
     def _compare(self, steps: int) -> list[str] | None:
         """The tensors that differ after so many steps; None when one of the runs is found to be wrong."""
@@ -119,7 +137,8 @@ class _Search:
 
     def _replay(self, run: Path, steps: int) -> Replayed:
         self._found.replays += 1
-        done = state_after(run, steps, self._ranks)
+        # A checkpoint from after the difference may be what is wrong.
+        done = state_after(run, steps, self._ranks, newest=self._same)
         if done.state is not None:
             self._known[run, steps] = done.state
         return done
@@ -130,7 +149,7 @@ class _Search:
         ended = last_state(RunFolder(run).receipt)
         if ended is not None and ended.step == steps:
             return ended
-        place = checkpoint_of(run, steps)
+        place = checkpoints_of(run).get(steps)
         if place is None:
             return None
         try:

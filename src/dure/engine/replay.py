@@ -59,9 +59,9 @@ def replay(run: Path, first: int, end: int | None, ranks: int) -> Replayed:
     return _replay_from(run, place, Replayed(first, last, start, ranks))
 
 
-def state_after(run: Path, steps: int, ranks: int) -> Replayed:
-    """Compute a run again, from the checkpoint before, up to its state after so many steps."""
-    start, place = _state_before(run, steps - 1)
+def state_after(run: Path, steps: int, ranks: int, *, newest: int) -> Replayed:
+    """Compute a run again up to its state after so many steps, from a checkpoint that is not newer than `newest`."""
+    start, place = _state_before(run, min(steps - 1, newest))
     return _replay_from(run, place, Replayed(start, steps, start, ranks))
 
 
@@ -88,22 +88,20 @@ def _verified(run: Path) -> Verified:
         raise ReceiptWrong(f"there is nothing to compare with: {error}") from None
 
 
-def _state_before(run: Path, step: int) -> tuple[int, Path | None]:
-    """(steps done, its folder) of the newest checkpoint that is not after a step."""
+def checkpoints_of(run: Path) -> dict[int, Path]:
+    """Whole checkpoints of a run in a folder, by how many steps they have."""
     folder = Places.of_job(_job_of(run), RunFolder(run.absolute())).storage
-    best: tuple[int, Path | None] = (0, None)
+    found = {}
     for place in sorted(Path(folder).glob("step-*")) if "://" not in folder else []:
         with contextlib.suppress(ReceiptWrong, OSError):
-            done, _ = of_checkpoint(place)
-            if best[0] < done <= step:
-                best = (done, place)
-    return best
+            found[of_checkpoint(place)[0]] = place
+    return found
 
 
-def checkpoint_of(run: Path, steps: int) -> Path | None:
-    """The checkpoint of the state after so many steps, if there is one."""
-    start, place = _state_before(run, steps)
-    return place if start == steps else None
+def _state_before(run: Path, step: int) -> tuple[int, Path | None]:
+    """(steps done, its folder) of the newest checkpoint that is not after a step."""
+    known = {done: place for done, place in checkpoints_of(run).items() if done <= step}
+    return (max(known), known[max(known)]) if known else (0, None)
 
 
 def _job_of(run: Path) -> LoadedJob:
