@@ -255,6 +255,7 @@ class Team(Member):
         folder: str | Path | None = None,
         rescue: str | Path | None = None,
         any_recipe: bool = False,
+        receipt: bool = True,
     ) -> Checkpoint:
         """Checkpoints of this script, as those of `dure train`: call `resume()` before the first step and
         `save_if_due()` after each; the end is saved when the team is left. A collective call.
@@ -267,7 +268,8 @@ class Team(Member):
         `keep_every` steps, and the best one by the metric `keep_best` (the lowest "loss", else the highest) of those
         that `save_if_due` was told the metrics of. Under `dure run` states are also kept in the launcher's memory, of
         every `memory_every` steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe
-        (other code, seed, torch, …) is refused, unless `any_recipe`.
+        (other code, seed, torch, …) is refused, unless `any_recipe`. Beside the checkpoints the run writes its receipt
+        (see `dure receipt`), unless `receipt` is off.
         """
         if self._checkpoint is not None:
             raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")
@@ -285,6 +287,7 @@ class Team(Member):
             folder,
             rescue,
             any_recipe,
+            receipt,
         )
         wire = str(self._exchangers.wire.dtype)
         with self._calls.inside("checkpoint"):
@@ -338,7 +341,7 @@ class Team(Member):
                 flags |= self._checkpoint.begin_step(batch)
             result = lockstep.forward_backward(batch, computed, flags)
         if self._checkpoint is not None:
-            self._checkpoint.end_step(batch, result.flags)
+            self._checkpoint.end_step(batch, result)
         return result
 
     def update(

@@ -33,11 +33,11 @@ from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
-from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 _MEMORY_SECONDS = 5.0
 """Between two looks at how much memory the rank holds."""
@@ -202,7 +202,7 @@ class Run:
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
         self.at.ledger.add(result.samples, result.mark, ends_epoch=batch.last_of_epoch)
-        self.receipt.after_step(batch, result)
+        self.receipt.after_step(batch.step, [result])
         few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
