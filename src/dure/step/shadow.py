@@ -261,7 +261,9 @@ def _difference(
         other = (flat.view(-1, size) != truth.view(-1, size)).any(1).nonzero().flatten()
         first = int(other[0])
         seen, wanted = (bytes(b.view(-1, size)[first].flip(0).tolist()).hex() for b in (flat, truth))
-        words = f"{len(other)} of {shown.numel()} elements differ, element {first} is 0x{seen} and not 0x{wanted}"
+        words = (
+            f"{len(other)} of {shown.numel()} elements differ, element {first} is 0x{seen} and not 0x{wanted}"
+        )
     return next((text for text in group.gather(words, _WHAT) if text), "")
 
 

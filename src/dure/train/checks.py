@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
 from dure.observe import events
 from dure.proof.proof_cadence import ProofCadence
-from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.shadow import Audited
 from dure.team import Team
 
@@ -21,16 +17,14 @@ class Checks:
     def __init__(
         self,
         team: Team,
-        model: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
+        prove: Callable[[int, ProofCadence | None], str],
         recorder: events.Recorder,
         every: int | Literal["auto"],
         start: int,
     ) -> None:
-        """Replicas are compared `every` so many steps, from step `start` on."""
+        """Replicas are compared `every` so many steps, from step `start` on; `prove` compares them after a step."""
         self._team = team
-        self._model = model
-        self._optimizer = optimizer
+        self._prove = prove
         self._recorder = recorder
         self._cadence = ProofCadence(every, start)
         self._proved: str | None = None
@@ -44,7 +38,7 @@ class Checks:
         self._proved = None
         if self._team.setting.sync and cadence.is_due(step + 1):
             measured = cadence if cadence.is_measured else None
-            self._proved = self._team.prove_and_measure(self._model, self._optimizer, step, measured)
+            self._proved = self._prove(step, measured)
 
     def record(self, step: int, audited: Audited | None) -> None:
         """Record what was found in a step, after the step."""
@@ -72,10 +66,10 @@ class Checks:
             save()
         self._team.refuse_to_go_on()
 
-    def last(self, step: int) -> str:
-        """At the run's end: the fingerprint of this replica, the same on all ranks unless they train apart."""
+    def last(self, step: int) -> str | None:
+        """At the run's end: the fingerprint of all replicas; None where they train apart."""
         if not self._team.setting.sync:
-            return whole_fingerprint(fingerprints_of(self._model.module, self._optimizer))
-        found = self._team.prove(self._model, self._optimizer, step)
+            return None
+        found = self._prove(step, None)
         self._recorder.record(events.Proved(step, found, agree=True))
         return found

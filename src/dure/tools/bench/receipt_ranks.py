@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from dure.data.batches import Batch
 from dure.proof.receipt import RECORD
 from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.tools.bench.contenders import Transformer, sequences
 from dure.tools.bench.paired import cpu_seconds_of, in_turn
 from dure.tools.bench.workload import Workload
-from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 _REPEATS = 200
 
@@ -50,7 +49,7 @@ def measure(load: Workload, rounds: int, steps: int, run: str) -> dict[str, Any]
 
         def with_receipt(step: Callable[[], tuple[Batch, StepResult]]) -> None:
             last[:] = [step()]
-            receipt.after_step(*last[0])
+            receipt.after_step(last[0][0].step, [last[0][1]])
 
         marking = partial(step_of, team, load, marked, optimizer, count)()
         figures = in_turn(
@@ -119,9 +118,7 @@ def _counted(
         return {
             "fingerprints": cpu_seconds_of(fingerprints, _REPEATS),
             "exchange": cpu_seconds_of(exchange, _REPEATS),
-            "record": cpu_seconds_of(
-                lambda step: receipt.after_step(replace(batch, step=step), result), _REPEATS
-            ),
+            "record": cpu_seconds_of(lambda step: receipt.after_step(step, [result]), _REPEATS),
         }
     finally:
         exchanger.close()
