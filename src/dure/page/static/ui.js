@@ -90,6 +90,27 @@ function fill(node, props, children) {
   return node;
 }
 
+/** Put new children into an element when what they are made of has changed; what has not is not drawn again. */
+export function redraw(node, told, make) {
+  const key = JSON.stringify([told, prefs.lang, prefs.theme]);
+  if (key === node.drawnFrom) return;
+  node.drawnFrom = key;
+  node.replaceChildren(...[make()].flat());
+}
+
+/** Give a canvas its size, if it has another, and an empty picture in units of CSS pixels. */
+export function blank(canvas, width, height) {
+  const ratio = devicePixelRatio || 1;
+  const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== across) canvas.width = across;
+  if (canvas.height !== down) canvas.height = down;
+  canvas.style.height = `${height}px`;
+  const ctx = canvas.getContext("2d");
+  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+  ctx.clearRect(0, 0, width, height);
+  return ctx;
+}
+
 /** A colour of the theme, for a canvas. */
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();

@@ -26,9 +26,11 @@ function draw() {
   const list = document.getElementById("chapters");
   list.setAttribute("aria-label", words.chapters);
   put(list, el("ol", {}, CHAPTERS.map((each, i) => el("li", {}, el("a", { href: `#${i + 1}`, "aria-current": i + 1 === number ? "page" : null }, el("span", { class: "n" }, String(i + 1)), el("span", { class: "t" }, t(each.title)))))));
+  const row = list.firstChild, current = row.querySelector("[aria-current]");
+  row.scrollLeft = current.offsetLeft - (row.clientWidth - current.offsetWidth) / 2; // on a phone, chapters are in one row
   const main = document.getElementById("main");
   put(main, el("p", { class: "kicker" }, words.chapter(number)), el("h1", {}, t(chapter.title)), chapter.build(t, LESSON), question(chapter, words),
-    el("div", { class: "turn" }, number > 1 ? el("a", { href: `#${number - 1}` }, `← ${words.back}: ${t(CHAPTERS[number - 2].title)}`) : el("span"), number < CHAPTERS.length ? el("a", { href: `#${number + 1}` }, `${words.next}: ${t(CHAPTERS[number].title)} →`) : el("span")));
+    el("div", { class: "turn" }, number > 1 ? el("a", { href: `#${number - 1}` }, `←\u00a0${words.back}: ${t(CHAPTERS[number - 2].title)}`) : el("span"), number < CHAPTERS.length ? el("a", { href: `#${number + 1}` }, `${words.next}: ${t(CHAPTERS[number].title)}\u00a0→`) : el("span")));
 }
 
 // The answer is computed when it is asked for; none is stored.
