@@ -140,6 +140,34 @@ def test_a_question_computes_its_answer(saved, opened, number, right, wrong):
         assert words in page.inner_text(".question .answer")
 
 
+def test_the_lesson_is_used_with_the_keyboard_alone(saved, opened):
+    page = open_chapter(opened(saved, reduced_motion="reduce"), 4, "en")
+    focused = (
+        "document.activeElement.closest('button,input,a,main')?.innerText ?? document.activeElement.tagName"
+    )
+    assert page.evaluate(focused) == "English"  # whoever switches the language is still there
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "한국어"
+    assert TITLES["ko"].split("|")[3] in page.inner_text("h1")
+    page.focus("#skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert TITLES["ko"].split("|")[3] in page.inner_text("h1")  # the same chapter
+    page.focus(".figure button >> nth=1")
+    page.keyboard.press("Space")
+    assert page.evaluate(focused) == "덩어리로"
+    assert "#101 – #200" in page.inner_text("main")
+    page.focus("input[type=range]")
+    page.keyboard.press("ArrowRight")
+    assert "#1 – #80" in page.inner_text("main")
+    page.focus(".question input")
+    page.keyboard.type("134")
+    page.keyboard.press("Enter")
+    assert "맞아요" in page.inner_text(".question .answer")
+    assert page.evaluate("document.getAnimations().length") == 0
+
+
 def test_what_is_changed_changes_the_drawing(saved, opened):
     page = open_chapter(opened(saved), 7, "en")
     before = page.inner_text(".figure table")

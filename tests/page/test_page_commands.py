@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,7 @@ def test_the_page_and_the_report_start_without_torch(tmp_path):
 def test_the_page_takes_the_processor_only_where_ranks_leave_some(tmp_path):
     synthetic_run(tmp_path / "run", 50, 1)
     with serving(tmp_path / "run") as told:
+        urllib.request.urlopen(told["url"], timeout=60).close()  # it is up, and ends as it should
         assert os.getpriority(os.PRIO_PROCESS, told["pid"]) >= os.getpriority(os.PRIO_PROCESS, 0) + 9
         assert os.sched_getscheduler(told["pid"]) == os.SCHED_BATCH
 

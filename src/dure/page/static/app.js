@@ -142,8 +142,10 @@ class App {
     if (!state) return;
     const kinds = { running: "live", finished: "good", stopped: "warn", failed: "bad", gone: "bad", empty: "" };
     const condition = t(`is.${state.condition}`);
-    if (condition !== this.pill.textContent) this.pill.textContent = condition; // a live region: told once
-    this.pill.className = `pill ${kinds[state.condition]}`;
+    if (condition !== this.pill.textContent) {
+      this.pill.textContent = condition; // a live region: told once
+      this.pill.className = `pill ${kinds[state.condition]}`;
+    }
     document.title = `${state.name} · dure`;
     this.#tellNotices(state);
     this.#tellFooter();

@@ -57,8 +57,10 @@ export class NowView {
     const { length: proofs } = run.items.proof;
     redraw(this.tiles, [state.condition, state.progress, memory, proofs, run.items.eval.length, state.team.sync], () => tiles(run));
     const happened = marks(run);
-    this.noMarks.hidden = happened.length > 0;
-    redraw(this.marks, happened, () => happened.slice(-60).reverse().map(markRow));
+    redraw(this.marks, happened, () => {
+      this.noMarks.hidden = happened.length > 0;
+      return happened.slice(-60).reverse().map(markRow);
+    });
     await this.#draw();
   }
 

@@ -58,11 +58,11 @@ export function slider(label, min, max, step, value, changed, format = String) {
   return el("label", {}, label, input, output);
 }
 export function choice(label, options, value, changed) {
-  const group = el("div", { class: "switch", role: "group", "aria-label": label });
-  const draw = (now) => put(group, Object.entries(options).map(([key, text]) =>
-    el("button", { type: "button", "aria-pressed": String(key === now), onclick: () => { draw(key); changed(key); } }, text)));
-  draw(value);
-  return group;
+  const buttons = Object.entries(options).map(([key, text]) => el("button", { type: "button", "aria-pressed": String(key === value), onclick: (event) => {
+    for (const each of buttons) each.setAttribute("aria-pressed", String(each === event.currentTarget)); // the button stays, and keeps the focus
+    changed(key);
+  } }, text));
+  return el("div", { class: "switch", role: "group", "aria-label": label }, buttons);
 }
 export const table = (head, rows, sum = []) => el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "nums" },
   head.length ? el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col" }, cell)))) : null,
@@ -70,7 +70,7 @@ export const table = (head, rows, sum = []) => el("div", { class: "scroll", tabi
     sum.map((row) => el("tr", { class: "sum" }, row.map((cell, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, cell)))))));
 
 // Round numbers between two, about so many.
-export function rounds(from, to, most = 4) {
+export function rounds(from, to, most = 5) {
   const rough = (to - from) / most, power = 10 ** Math.floor(Math.log10(rough));
   const each = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
   return Array.from({ length: Math.floor(to / each + 1e-9) - Math.ceil(from / each - 1e-9) + 1 }, (_, i) => Number(((Math.ceil(from / each - 1e-9) + i) * each).toPrecision(9)));

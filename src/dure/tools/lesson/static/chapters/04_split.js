@@ -29,7 +29,7 @@ function build(t, lesson) {
   return [
     el("p", {}, t({ ko: "고양이 사진이 400장 있습니다. 네 랭크가 나누어 보면 한 랭크가 100장씩만 보면 됩니다. 겹치지도 빠지지도 않게 나누는 방법은 둘입니다. 카드를 돌리듯 번갈아(0, 4, 8, …) 나누거나, 1-100, 101-200처럼 덩어리로 나눕니다.", en: "There are 400 photos of cats. Four ranks that share them see 100 each. None twice, none left out: there are two ways. Deal them like cards (0, 4, 8, …), or cut them into blocks: 1-100, 101-200, and so on." })),
     el("figure", { class: "figure" }, el("div", { class: "controls" }, choice(t({ ko: "나누는 방법", en: "split" }), { interleaved: t({ ko: "번갈아", en: "interleaved" }), blocks: t({ ko: "덩어리로", en: "blocks" }) }, kind, (v) => { kind = v; draw(); }),
-      choice(t({ ko: "사진", en: "photos" }), { 400: t({ ko: "400장", en: "400 photos" }), 100: t({ ko: "100장", en: "100 photos" }) }, String(photos), (v) => { photos = Number(v); draw(); }),
+      choice(t({ ko: "사진", en: "photos" }), { all: t({ ko: "400장", en: "400 photos" }), few: t({ ko: "100장", en: "100 photos" }) }, "all", (v) => { photos = v === "few" ? 100 : PHOTOS; draw(); }),
       slider(t({ ko: "랭크 수", en: "ranks" }), 1, 8, 1, 4, (v) => { ranks = v; draw(); })), picture, numbers),
     el("p", {}, t({ ko: "위는 규칙을 그린 것입니다. 실제로 학습하는 랭크들은 무엇을 가져갈까요? 물어봅시다.", en: "That is the rule, drawn. What do ranks that train really take? Ask them." })),
     el("figure", { class: "figure" }, experiment(t, lesson, { name: "split", label: t({ ko: "랭크들에게 묻기", en: "Ask the ranks" }), options: () => ({ kind, ranks }), draw: asked })),

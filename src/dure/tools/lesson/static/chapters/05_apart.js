@@ -10,7 +10,7 @@ function paths(t, rows, label) {
   const ends = ranks.map((rank) => of(rank).find((row) => row.accuracy !== undefined));
   const kinds = new Set(ends.filter(Boolean).map((row) => row.fingerprint)).size;
   return [
-    el("h3", {}, label),
+    el("h2", { class: "part" }, label),
     el("ul", { class: "legend" }, ranks.map((rank) => el("li", {}, dot(rank), `rank ${rank}`))),
     el("div", { class: "trio" }, NAMES.map((name, i) => lines(
       ranks.map((rank) => ({ color: COLORS[rank], points: of(rank).filter((row) => row.step !== undefined).map((row) => [row.step, row.weights[i]]) })),
