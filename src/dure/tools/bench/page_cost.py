@@ -30,7 +30,8 @@ from dure.base.files import write_whole
 from dure.tools.bench.page_browser import browser_page, served
 
 WAYS = ("alone", "served", "open")
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS, _IDLE_SECONDS, _REST = 1.0, 5.0, 15
+"""As in app.js: a look, and the rest after one that took long."""
 _BINS = 1170
 """What the picture of ranks has room for, in the window that the browser opens here."""
 _COLUMNS = "save,data,compute,exchange,update,wait,span"
@@ -143,6 +144,7 @@ def _asking(measured: Measured, url: str) -> Iterator[None]:
         run = json.loads(ask("api/runs"))["first"]
         since, shown = "", 0
         while not ended.is_set():
+            began = time.monotonic()
             with contextlib.suppress(OSError, ValueError):  # as the page, which asks again
                 state = json.loads(ask("api/state", run=run, since=since))
                 since, (_, steps) = state["until"], state["steps"]
@@ -150,7 +152,7 @@ def _asking(measured: Measured, url: str) -> Iterator[None]:
                     query = {"from": 0, "to": steps, "bins": _BINS, "columns": _COLUMNS, "stats": "mean"}
                     ask("api/window", run=run, **query)
                     shown = steps
-            ended.wait(_LOOK_SECONDS)
+            ended.wait(min(_IDLE_SECONDS, max(_LOOK_SECONDS, _REST * (time.monotonic() - began))))
 
     thread = threading.Thread(target=look, name="asks as a page", daemon=True)
     thread.start()
