@@ -8,7 +8,13 @@ from dure.base.errors import ModelRefused
 from dure.comm.topology import read_topology
 from dure.device.fingerprint import weights_sha256
 from dure.step.forward import Setting, forward
-from dure.step.replica import Buffers, compile_by_shape_alone, probe, refuse_what_cannot_be_exact
+from dure.step.replica import (
+    Buffers,
+    compile_by_shape_alone,
+    probe,
+    refuse_what_cannot_be_exact,
+    refusing_what_is_not_deterministic,
+)
 
 POINTS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
 
@@ -156,3 +162,39 @@ def test_a_buffer_that_is_written_only_later_is_refused_by_name():
     module(POINTS + 100)
     with pytest.raises(ModelRefused, match="writes the buffer highs now"):
         buffers.settle(None)
+
+
+class Puts(nn.Module):
+    """Uses an operator that no device has a deterministic kernel for."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, points):
+        return points.clone().put_(torch.tensor([0, 1]), torch.ones(2)) * self.weight
+
+
+def test_an_operator_without_a_deterministic_kernel_is_refused_by_name():
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ModelRefused, match=r"the operator put_ has no deterministic kernel.*index_put_"):
+            probed(Puts())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "instead"),
+    [
+        ("adaptive_avg_pool2d_backward_cuda", "adaptive_avg_pool2d_backward_cuda", r"x\.mean"),
+        ("ctc_loss_backward_gpu", "ctc_loss_backward_gpu", "log_probs"),
+        ("grid_sampler_2d_backward_cuda", "grid_sampler_2d_backward_cuda", "another one"),
+    ],
+)
+def test_what_serves_instead_is_said(message, name, instead):
+    with pytest.raises(ModelRefused, match=f"{name} .*{instead}"), refusing_what_is_not_deterministic():
+        raise RuntimeError(
+            f"{message} does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'."
+        )

@@ -18,7 +18,7 @@ from dure.device.fingerprint import fingerprint
 from dure.step.forward import Setting, forward, inputs_and_target, to_device
 from dure.step.gathered import Gathered, Outputs, compute
 from dure.step.loss import LossSum
-from dure.step.replica import Buffers
+from dure.step.replica import Buffers, refusing_what_is_not_deterministic
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ def evaluate(
     return EvalResult(metrics, samples, mark, of_all, ((high << 32) + low) & (2**64 - 1), values)
 
 
+@refusing_what_is_not_deterministic()
 def rehearse(module: torch.nn.Module, batches: Batches, measures: Measures, setting: Setting) -> None:
     """Judge the first and the smallest micro-batch, and drop the result: what would fail after hours fails now."""
     weights = {name: fingerprint([("", p)]) for name, p in module.named_parameters()}

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure.base.errors import JobError, ModelRefused
 from dure.comm.topology import Topology
-from dure.step.loss import LossSum, SumAndCount, sum_and_count
+from dure.step.loss import LossSum, SumAndCount, full_precision, sum_and_count
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,15 @@ def compute_loss(module: torch.nn.Module, part: object, loss: PartLoss, setting:
 
 
 def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
-    """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict)."""
+    """Call the model with a batch's input: one tensor, several (tuple, list), or named ones (dict).
+
+    What autocast made low precision comes back as fp32: the loss is computed outside of it.
+    """
+    output = _called(module, inputs, setting)
+    return output if setting.precision == "fp32" else full_precision(output)
+
+
+def _called(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
     with _autocast(setting):
         try:
             if isinstance(inputs, dict):

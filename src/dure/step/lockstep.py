@@ -5,8 +5,6 @@ Nothing here depends on how many ranks there are but which shards come along.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -28,14 +26,12 @@ from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 from dure.data.batches import Batch
 from dure.data.seeds import seed_all, seed_of
-from dure.data.shards import rank_of_shard
-from dure.device.fingerprint import fingerprint
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.step.first_probe import probe_on
-from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
-from dure.step.loss import SumAndCount
+from dure.step.forward import PartLoss, Setting, WholeLoss
+from dure.step.refusals import NotFiniteSearch, WrittenWeights, refuse_losses_not_finite
 from dure.step.replica import Buffers, ProbeResult
-from dure.step.unused import complete, not_reached
+from dure.step.shard_passes import ShardPasses
 from dure.step.update import clip
 
 
@@ -90,7 +86,6 @@ class Lockstep:
         self._group = group
         self._heartbeat = heartbeat
         self._find_unused = find_unused
-        self._names = [name for name, p in model.module.named_parameters() if p.requires_grad]
         self._parameters = [p for p in model.module.parameters() if p.requires_grad]
         self._frozen = [(name, p) for name, p in model.module.named_parameters() if not p.requires_grad]
         self._known = known
@@ -103,7 +98,6 @@ class Lockstep:
         """Functions over whole micro-batches that the model was probed with."""
         self._stack = SubtreeStack(self._parameters)
         self._step = 0
-        self._steps_begun = 0
         self._awaits_update = False
         self._own_only = False
         self._windows: Windows | None = None
@@ -111,6 +105,8 @@ class Lockstep:
             exchanger, self._stack, wire, lambda: heartbeat.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
+        self._passes = ShardPasses(model, setting, self._stack, self._exchange, heartbeat)
+        self._written_weights = WrittenWeights(model.module)
 
     def prepare(self, batch: Batch, loss: PartLoss) -> None:
         """Before the first step: probe the model on this rank's first shard, unless that was done."""
@@ -147,18 +143,15 @@ class Lockstep:
         began = time.perf_counter()
         self._begin(batch)
         buffers.begin()
-        beside = [parameter for module in self._beside for parameter in module.parameters()]
-        versions = [parameter._version for parameter in (*self._parameters, *beside)]
-        # Once after an update: what writes weights in the forward pass may have found nothing to do before.
-        bits = self._weights() if self._steps_begun == 2 else None
+        self._written_weights.begin(self._beside)
         step = self._new_exchange(batch, flags)
-        unused = self._compute(batch, loss, step, buffers)
+        unused = self._passes.compute(batch, loss, step, buffers)
         ended = time.perf_counter()
         self._exchange.finish()
-        self._refuse_written_weights(beside, versions, bits)
-        self._refuse_not_finite(batch, step.totals)
+        self._written_weights.refuse()
+        refuse_losses_not_finite(batch.step, step.totals, self._setting)
         if step.flags & NOT_FINITE:
-            self._raise_not_finite(batch, loss, buffers)
+            NotFiniteSearch(self.model.module, self._setting, self._group).raise_where(batch, loss, buffers)
         buffers.settle(self._group if self._setting.sync else None)
         if not step.flags & ALL_USED:
             self._take_off_unused(unused)
@@ -242,71 +235,10 @@ class Lockstep:
                     "before, or replicate the module again"
                 )
         self._step = batch.step
-        self._steps_begun += 1
         self._stack.clear()
         # A gradient that is not there is taken over as it is computed, without a pass over memory.
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
-        """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
-        setting, last = self._setting, batch.shards[-1]
-        unused: set[int] | None = None
-        for shard in batch.shards:
-            if shard is not batch.shards[0]:
-                buffers.restore()
-            for micro, part in enumerate(shard.parts):
-                meets = shard is last and micro == len(shard.parts) - 1
-                self._heartbeat.beat(batch.step, Phase.COMPUTE)
-                seed_all(_seed(setting.seed, batch.step, micro, shard.shard, loss))
-                with contextlib.nullcontext() if meets else self.model.no_sync():
-                    total, count = self._loss_of(part, loss)
-                    if not batch.idle:
-                        step.totals.losses[shard.shard] += float(total.detach())
-                        step.totals.counts[shard.shard] += count
-                    if meets:
-                        unused = self._backward_and_meet(total, step, unused)
-                    elif total.requires_grad:
-                        total.backward()
-            if shard is batch.shards[0]:
-                buffers.keep()
-            if shard is not last:
-                if step.marks is not None:
-                    step.marks.note(shard.shard, self._parameters, [p.grad for p in self._parameters])
-                without = self._stack.push(shard.shard, batch.active)
-                unused = without if unused is None else unused & without
-        return unused or set()
-
-    def _loss_of(self, part: object, loss: PartLoss) -> SumAndCount:
-        """The loss of a micro-batch, by way of DDP, so that its reducer expects the backward pass."""
-        if not isinstance(loss, WholeLoss):
-            return compute_loss(self.model, part, loss, self._setting)
-        # The function may call any method of the module, several times: what DDP does around its forward pass is done
-        # around all of it. Under no_sync it does nothing.
-        self.model._pre_forward()
-        total, count = loss.of(self.model.module, part, self._setting)
-        self.model._post_forward(total)
-        return total, count
-
-    def _backward_and_meet(
-        self, total: torch.Tensor, step: StepExchange, unused: set[int] | None
-    ) -> set[int]:
-        """The backward pass whose buckets DDP hands over. `unused` are the positions that no shard before used."""
-        self._exchange.begin(step)
-        try:
-            if total.requires_grad:
-                total.backward()
-            if step.complete:
-                return set()
-            missing = not_reached(total, self._parameters)
-            without = {at for at in missing if self._parameters[at].grad is None}
-            unused = without if unused is None else unused & without
-            step.all_used = not unused
-            complete(self._parameters, missing)
-            return unused
-        except RuntimeError:
-            self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
-            raise
 
     def _new_exchange(self, batch: Batch, flags: int) -> StepExchange:
         setting = self._setting
@@ -329,73 +261,3 @@ class Lockstep:
         for parameter, was_used in zip(self._parameters, used.tolist(), strict=True):
             if not was_used:
                 parameter.grad = None
-
-    def _weights(self) -> list[str]:
-        return [fingerprint([("", parameter)]) for parameter in self._parameters]
-
-    def _refuse_written_weights(
-        self, beside: list[torch.nn.Parameter], versions: list[int], bits: list[str] | None
-    ) -> None:
-        now = [parameter._version for parameter in (*self._parameters, *beside)]
-        written = next((at for at, version in enumerate(now) if version != versions[at]), None)
-        if written is None and bits is not None:
-            pairs = zip(bits, self._weights(), strict=True)
-            written = next((at for at, (before, after) in enumerate(pairs) if before != after), None)
-        if written is not None:
-            name = self._names[written] if written < len(self._names) else "of another model"
-            raise ModelRefused(
-                f"the forward pass writes the parameter {name}: once per shard, so the bits would "
-                "depend on how many a rank computes. Make it a buffer (register_buffer), or write it after the step"
-            )
-
-    def _refuse_not_finite(self, batch: Batch, totals: StepTotals) -> None:
-        for shard, loss in enumerate(totals.losses):
-            if not math.isfinite(loss):
-                rank = rank_of_shard(shard, self._setting.topology.size, self._setting.shards)
-                raise NotFinite(
-                    f"the loss is {loss} at step {batch.step}, in shard {shard} (rank {rank}); try a smaller train.lr "
-                    "or train.clip_norm, and look at that shard's samples"
-                )
-
-    def _raise_not_finite(self, batch: Batch, loss: PartLoss, buffers: Buffers) -> None:
-        """All ranks know that a mean gradient is not finite: compute the shards again, and name where it began."""
-        found = None if batch.idle else self._first_not_finite(batch, loss, buffers)
-        told = self._group.gather(json.dumps(found), "looking for what is not finite")
-        everyones = [json.loads(text) for text in told] if self._setting.sync else [found]
-        where = [(*one, rank) for rank, one in enumerate(everyones) if one is not None]
-        if not where:
-            words = "the sum of the shards' gradients overflows"
-        else:
-            shard, name, ids, rank = min(where)
-            samples = ", ".join(map(str, ids[:8])) + (", …" if len(ids) > 8 else "")
-            words = f"the gradient of {name} is not finite in shard {shard} (rank {rank}, samples {samples})"
-        raise NotFinite(
-            f"{words} at step {batch.step}, though the loss is finite; the weights are not updated. Look for a "
-            "division by zero, a root or a logarithm of zero, or an overflow in the model"
-        )
-
-    def _first_not_finite(
-        self, batch: Batch, loss: PartLoss, buffers: Buffers
-    ) -> tuple[int, str, list[int]] | None:
-        setting = self._setting
-        for shard in batch.shards:
-            buffers.restore()
-            sums: list[torch.Tensor | None] = [None] * len(self._parameters)
-            for micro, part in enumerate(shard.parts):
-                seed_all(_seed(setting.seed, batch.step, micro, shard.shard, loss))
-                total, _ = compute_loss(self.model.module, part, loss, setting)
-                gradients = torch.autograd.grad(total, self._parameters, allow_unused=True)
-                for at, gradient in enumerate(gradients):
-                    if gradient is not None:
-                        before = sums[at]
-                        sums[at] = gradient if before is None else before + gradient
-            for name, summed in zip(self._names, sums, strict=True):
-                if summed is not None and not bool(summed.isfinite().all()):
-                    return shard.shard, name, list(shard.ids)
-        return None
-
-
-def _seed(seed: int, step: int, micro: int, shard: int, loss: PartLoss) -> int:
-    """Of one micro-batch. A second loss of the same batch (a GAN's other half) draws other numbers than the first."""
-    again = ("pass", loss.number) if isinstance(loss, WholeLoss) and loss.number else ()
-    return seed_of(seed, "shard", step, micro, shard, *again)

@@ -6,7 +6,7 @@ a pair: the sum, and the number of things it is over; the division comes once, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,11 @@ IGNORED = -100
 
 def cross_entropy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
     """Over all targets but the ignored ones. Sequences may be (batch, length, classes)."""
+    output = full_precision(output)
     if _classes_last(output, target):
         output, target = output.reshape(-1, output.shape[-1]), target.reshape(-1)
+    elif not output.is_cpu:
+        output, target = classes_to_end(output, target)
     total = F.cross_entropy(output, target, reduction="sum", ignore_index=IGNORED)
     if target.is_floating_point():  # class probabilities
         return total, target.numel() / target.shape[1]
@@ -38,7 +41,7 @@ def mse(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
         raise ModelRefused(
             f"mse: the output is {tuple(output.shape)} and the target {tuple(target.shape)}; make them the same"
         )
-    return F.mse_loss(output, target, reduction="sum"), float(output.numel())
+    return F.mse_loss(full_precision(output), full_precision(target), reduction="sum"), float(output.numel())
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
@@ -46,6 +49,33 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> SumAndCount:
     counted = target != IGNORED
     answer = output.argmax(dim=-1 if _classes_last(output, target) else 1)
     return ((answer == target) & counted).sum(), float(counted.sum())
+
+
+def classes_to_end(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, C, d1, …) and its targets as (samples, classes) and (samples): accelerators have no deterministic kernel for
+    classes in the second dimension. On CPUs the two are other kernels with other bits, so there it is not done."""
+    if output.dim() <= 2:
+        return output, target
+    flat = output.movedim(1, -1).reshape(-1, output.shape[1])
+    if target.is_floating_point():  # class probabilities, as (N, C, d1, …) too
+        return flat, target.movedim(1, -1).reshape(-1, target.shape[1])
+    return flat, target.reshape(-1)
+
+
+def full_precision(output: Any) -> Any:
+    """All low-precision tensors in a model's output as fp32, so that a loss is neither computed nor summed in them."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+    if isinstance(output, Mapping):  # also transformers' outputs, which keep their class
+        inner = {key: full_precision(value) for key, value in output.items()}
+        unchanged = all(inner[key] is value for key, value in output.items())
+        return output if unchanged else type(output)(inner)  # type: ignore[call-arg]
+    if isinstance(output, list | tuple):
+        parts = [full_precision(value) for value in output]
+        if all(part is value for part, value in zip(parts, output, strict=True)):
+            return output
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    return output
 
 
 def _classes_last(output: torch.Tensor, target: torch.Tensor) -> bool:
@@ -114,7 +144,7 @@ def sum_and_count(result: Any, name: str) -> SumAndCount:
             f"{name} returns one number; a mean of means would weigh shards wrongly. Return unreduced values "
             '(reduction="none") or the pair (sum, count)'
         )
-    return result.sum(), float(result.numel())
+    return full_precision(result).sum(), float(result.numel())
 
 
 def _is_plain(loss: torch.nn.Module) -> bool:

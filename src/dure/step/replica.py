@@ -247,6 +247,38 @@ class ProbeResult:
         return ProbeResult(unused, written, self.common)
 
 
+_DETERMINISTIC_INSTEAD = {
+    "adaptive_avg_pool": "for one place per channel x.mean((2, 3)), otherwise AvgPool with a fixed kernel",
+    "adaptive_max_pool": "MaxPool with a fixed kernel",
+    "max_unpool": "an upsampling of your own by indexing",
+    "ctc_loss": "the loss on the CPU: F.ctc_loss(log_probs.cpu(), ...)",
+    "nll_loss2d": "the loss over (samples, classes): move the classes to the end and flatten",
+    "upsample": "mode='nearest', or a transposed convolution",
+    "pad": "F.pad with mode='constant'",
+    "histc": "torch.bincount on the CPU",
+    "put_": "index_put_, scatter or torch.where",
+}
+"""What serves in place of an operator without a deterministic kernel, by a part of its name."""
+
+
+@contextlib.contextmanager
+def refusing_what_is_not_deterministic() -> Iterator[None]:
+    """Within `with`, an operator that has no deterministic kernel on its device is refused by its name."""
+    try:
+        yield
+    except RuntimeError as error:
+        name, found, _ = str(error).partition(" does not have a deterministic implementation")
+        if not found or isinstance(error, ModelRefused):
+            raise
+        name = name.rsplit(" ", 1)[-1]
+        instead = next((words for part, words in _DETERMINISTIC_INSTEAD.items() if part in name), "")
+        raise ModelRefused(
+            f"the operator {name} has no deterministic kernel on this device, so its bits would differ from run to "
+            f"run; use {instead or 'another one'}, or team.device = cpu"
+        ) from error
+
+
+@refusing_what_is_not_deterministic()
 def probe(
     module: torch.nn.Module,
     shard_loss: Callable[[], torch.Tensor],
@@ -269,7 +301,7 @@ def probe(
     written: set[str] = set()
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
-    def computed(loss_of: Callable[[], torch.Tensor]) -> str:
+    def computed(loss_of: Callable[[], torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
         buffers.restore()
         versions = {name: buffer._version for name, buffer in buffers_of(module, beside).items()}
         grads = [(p.grad, None if p.grad is None else p.grad._version) for _, p in named]
@@ -298,14 +330,14 @@ def probe(
             if name in now
             and (now[name]._version != versions[name] or not _same_bits(start[name], now[name]))
         )
-        return fingerprint([("loss", loss), *used, *now.items()])
+        return [("loss", loss), *used, *now.items()]
 
     with _eager(), _NoCollectives():
-        common = computed(common_loss or shard_loss)
-    first = computed(shard_loss)
+        common = fingerprint(computed(common_loss or shard_loss))
+    first = fingerprint(computed(shard_loss))
     for other_loss in other_losses:
-        computed(other_loss)
-    again = computed(shard_loss)
+        computed(other_loss)  # nobody asks for its bits
+    again = fingerprint(computed(shard_loss))
     replaced = [n for n, buffer in buffers_of(module, beside).items() if identities.get(n) != id(buffer)]
     if replaced:
         raise ModelRefused(

@@ -79,6 +79,8 @@ def start(
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
         torch.use_deterministic_algorithms(True)
+        # That would fill all new memory at every step, for programs that read what nobody wrote.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     setting = Setting(topology, shards, seed, sync, chosen, precision, deadline_seconds)
     run = read_run_folder(os.environ)
     heartbeat = Heartbeat(run.heartbeat(topology.rank) if run is not None else None)
