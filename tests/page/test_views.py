@@ -31,7 +31,7 @@ def test_a_rank_that_is_slow_in_backward_is_named_while_it_trains(watched, addre
     page.show("ranks")
     page.page.wait_for_selector("[data-verdict='1']")
     words = page.page.inner_text("[data-verdict]")
-    milliseconds = float(words.split("wait ")[1].split(" ms")[0])
+    milliseconds = float(words.split("wait ")[1].split("\u00a0ms")[0])
     assert 150 < milliseconds < 600, words
     before = page.page.get_attribute("canvas", "data-drawn")
     wait_until(lambda: page.page.get_attribute("canvas", "data-drawn") != before, "what is new")

@@ -106,7 +106,8 @@ function paint(picture, sprite) {
   const count = cells.owner.length;
   if (!width || !count) return;
   const image = withPhotos ? sprite : null;
-  const wanted = image ? 38 : count <= 1000 ? 22 : count <= 5000 ? 11 : 6;
+  const narrow = width < 500; // a phone
+  const wanted = image ? (narrow ? 29 : 38) : count <= 1000 ? (narrow ? 19 : 22) : count <= 5000 ? 11 : 6;
   const across = Math.max(1, Math.floor(width / wanted));
   const size = width / across;
   const rows = Math.ceil(count / across);

@@ -131,7 +131,7 @@ export const fmt = {
     if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7)) return value.toExponential(2);
     return value.toLocaleString(prefs.lang, { maximumSignificantDigits: digits });
   },
-  percent: (value) => `${(100 * value).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })} %`,
+  percent: (value) => `${(100 * value).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })}\u00a0%`,
   bytes(value) {
     if (value === null || value === undefined) return "–";
     const units = ["B", "kB", "MB", "GB", "TB"];
@@ -140,13 +140,13 @@ export const fmt = {
       value /= 1000;
       at += 1;
     }
-    return `${value.toLocaleString(prefs.lang, { maximumFractionDigits: value < 10 && at ? 1 : 0 })} ${units[at]}`;
+    return `${value.toLocaleString(prefs.lang, { maximumFractionDigits: value < 10 && at ? 1 : 0 })}\u00a0${units[at]}`;
   },
   ms(micros) {
     if (micros === null || micros === undefined || Number.isNaN(micros)) return "–";
     const ms = micros / 1000;
-    if (ms >= 10000) return `${(ms / 1000).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })} s`;
-    return `${ms.toLocaleString(prefs.lang, { maximumFractionDigits: ms < 10 ? 2 : ms < 100 ? 1 : 0 })} ms`;
+    if (ms >= 10000) return `${(ms / 1000).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })}\u00a0s`;
+    return `${ms.toLocaleString(prefs.lang, { maximumFractionDigits: ms < 10 ? 2 : ms < 100 ? 1 : 0 })}\u00a0ms`;
   },
   duration(seconds) {
     if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
