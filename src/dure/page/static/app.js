@@ -58,6 +58,9 @@ class App {
       (this.main = el("main", { id: "view", tabindex: -1, role: "tabpanel", "aria-labelledby": `tab-${this.tab}` }, this.notices, this.view.root)),
       this.footer,
     );
+    const tabs = this.root.querySelector(".tabs");
+    const chosen = tabs.querySelector("[aria-selected=true]");
+    tabs.scrollLeft = chosen.offsetLeft - (tabs.clientWidth - chosen.offsetWidth) / 2; // on a phone, not all are seen
     if (focused) this.root.querySelector(`[data-tab="${this.tab}"]`).focus();
     if (switched) this.root.querySelector(`[data-switch="${switched}"]`).focus();
     this.refresh();
