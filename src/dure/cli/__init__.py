@@ -22,9 +22,12 @@ from dure.cli.lesson import lesson
 from dure.cli.new import new
 from dure.cli.options import Lang
 from dure.cli.page import PAGE_EPILOG, page, report
+from dure.cli.plan import PLAN_EPILOG, plan
 from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
 from dure.cli.replay import REPLAY_EPILOG, diff, replay
 from dure.cli.run import ScriptCommand, run
+from dure.cli.selftest import EPILOG as SELFTEST_EPILOG
+from dure.cli.selftest import selftest
 from dure.cli.slurm import add_to as add_slurm_to
 
 app = typer.Typer(
@@ -42,6 +45,7 @@ app = typer.Typer(
     dure new my_project                write a project that trains at once: job, model and data, script
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure page RUN                      see it in the browser, live or after; report RUN: one file to send
+    dure plan job.toml --nodes 1,2,4,8 what more nodes, or other machines, would bring, before you have them
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure verify RUN                    check what a run recorded of itself, offline; receipt RUN: show or sign it
     dure replay RUN --steps 40:60      compute steps of a run again, and compare; diff RUN1 RUN2: where they part
@@ -76,8 +80,10 @@ app.command()(demo)
 app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)
 app.command(epilog=PAGE_EPILOG)(page)
 app.command()(report)
+app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog="Example: dure lesson --lang ko; dure lesson -o lesson.html writes it as one file")(lesson)
 app.command()(checkpoints)
+app.command(epilog=SELFTEST_EPILOG)(selftest)
 app.command()(export)
 app.command()(receipt)
 app.command(epilog=VERIFY_EPILOG)(verify)

@@ -45,6 +45,9 @@ class Cluster(Section):
     mounts: tuple[Mount, ...] = ()
     """What is there inside the image. Without any: the storage read-only, the job's folder read-only, the run's folder
     and the checkpoints' read-write."""
+    tls: bool = False
+    """Whether what the nodes' agents tell each other is encrypted (TLS 1.3, with a certificate that is made from the
+    team's key); takes the extra `tls`. Gradients and torch's store are not."""
     join_seconds: Seconds = 300.0
     """How long nodes wait for each other to come."""
     lost_seconds: Annotated[float, Field(gt=2, le=LONGEST_SECONDS)] = 6.0

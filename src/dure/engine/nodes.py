@@ -51,6 +51,7 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
         lost_seconds=cluster.lost_seconds,
         max_restarts=team.max_restarts,
         facts=_facts(loaded),
+        tls=cluster.tls,
     )
 
 

@@ -26,6 +26,7 @@ from dure.comm.sharded_optimizer import refuse_what_cannot_be_sharded
 from dure.comm.topology import Topology
 from dure.data.batches import Batch, Batches
 from dure.data.shards import SplitKind
+from dure.device.pinned import move_module
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.observe.results import Apart
 from dure.proof.verify_replicas import how_far_apart, prove_same
@@ -151,7 +152,7 @@ class Team(Member):
     def verify_start(self, module: torch.nn.Module) -> None:
         """Move the model to its device; raise unless it can be exact and all ranks hold the same first weights."""
         refuse_what_cannot_be_exact(module)
-        module.to(self.setting.device)
+        move_module(module, self.setting.device)
         with self._calls.inside("replicate"):
             same_start(module, self.group)
 

@@ -19,6 +19,7 @@ from dure.checkpoint.places import Places
 from dure.checkpoint.run_parts import Ranks, Replica, Reporting, RunInfo
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
+from dure.device.accelerator import is_host
 from dure.device.fingerprint import named_weights, weights_sha256
 from dure.observe import events, results
 from dure.observe.heartbeat import Phase
@@ -399,7 +400,7 @@ class Run:
         return agree_on_arithmetic(self.team.group, device, used)
 
     def _agree_on_recipe(self) -> str:
-        device = self.team.setting.device.type
+        device = self.team.setting.device
         weights = None
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
@@ -421,7 +422,7 @@ class Run:
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
         cores = len(os.sched_getaffinity(0))
         busy = self.team.topology.local_size * section.threads
-        if self.team.setting.device.type == "cpu" and busy < cores:
+        if is_host(self.team.setting.device) and busy < cores:
             self._note(
                 f"{cores - busy} of {cores} cores are idle; --ranks {min(cores // section.threads, section.shards)} "
                 "uses them with the same bits"
