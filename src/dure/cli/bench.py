@@ -96,7 +96,9 @@ def bench_reduce(
         str | None,
         typer.Option(help="Shape the link between 2 nodes: 10gbit, 1gbit.", show_default="unshaped"),
     ] = None,
-    mib: Annotated[str, typer.Option(help="Sizes of the bucket in MiB, with commas.")] = "0.0625,1,25,100",
+    mib: Annotated[
+        str, typer.Option(help="Sizes of the bucket in MiB, with commas.", show_default="1 KiB to 100 MiB")
+    ] = "",
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 7,
     wire: Annotated[str, typer.Option(help="What numbers are sent as between nodes: fp32 or bf16.")] = "fp32",
     as_json: Json = False,
@@ -105,7 +107,12 @@ def bench_reduce(
     from dure.tools.bench import reduce
 
     figures = reduce.bench_reduce(
-        ranks=ranks, nodes=nodes, rate=rate, mib=_sizes(mib), rounds=rounds, wire=wire
+        ranks=ranks,
+        nodes=nodes,
+        rate=rate,
+        mib=_sizes(mib) if mib else reduce.SIZES,
+        rounds=rounds,
+        wire=wire,
     )
     print_figures(reduce, figures, as_json)
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,13 @@ def join(
                 nodes.script,
             )
             membership = Membership(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
-            leader = stack.enter_context(Leader(listener, membership, nodes.lost_seconds, key, encryption))
+            leader = stack.enter_context(
+                Leader(listener, membership, nodes.lost_seconds, key, encryption, lease.lost_nodes)
+            )
 
         def connect() -> socket.socket:
-            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check, encryption)
+            again = None if nodes.leads else partial(resolve, nodes.leader)
+            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check, encryption, again)
 
         member, told = _welcomed(stack, nodes, hello, connect, say, check)
         path = Path(told) if nodes.is_job or nodes.leads else choose_run()

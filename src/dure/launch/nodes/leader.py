@@ -12,6 +12,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -59,10 +60,15 @@ class Leader:
         lost_seconds: float,
         key: TeamKey,
         encryption: Encryption | None = None,
+        lost_nodes: Callable[[], Iterable[tuple[int, str]]] = tuple,
     ) -> None:
-        """With `encryption`, what follows the proof of the key is encrypted."""
+        """With `encryption`, what follows the proof of the key is encrypted.
+
+        `lost_nodes` says which nodes are known to be lost since it was asked last, and why.
+        """
         self._encryption = encryption
         self._membership = membership
+        self._lost_nodes = lost_nodes
         self._lost_seconds = lost_seconds
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
@@ -184,6 +190,9 @@ class Leader:
 
     def _let_go(self, now: float) -> None:
         """Close the connections that are over, and tell the membership of the nodes that are lost with them."""
+        for node, why in self._lost_nodes():
+            if node in self._lines and node != LEADER:
+                self._lines[node].closed = why
         for node, line in list(self._lines.items()):
             silent = now - line.heard_at
             if not line.closed and silent > self._lost_seconds:

@@ -53,8 +53,12 @@ def reach_leader(
     say: Callable[[str], None],
     check: Callable[[], None],
     encryption: Encryption | None = None,
+    resolve_again: Callable[[], str] | None = None,
 ) -> socket.socket:
-    """Connect to the leader, who may start later than this node; both prove that they have the team's key."""
+    """Connect to the leader, who may start later than this node; both prove that they have the team's key.
+
+    `resolve_again` looks the leader's name up: a leader that was started again may have another address.
+    """
     deadline = time.monotonic() + seconds
     told = False
     trouble = "no answer"
@@ -75,6 +79,9 @@ def reach_leader(
             trouble = str(error)
         except OSError as error:
             trouble = error.strerror or str(error)
+            if resolve_again is not None:
+                with contextlib.suppress(UsageError):
+                    address = resolve_again()
         if not told:
             told = True
             say(f"waits for the leader at {address}:{port} (up to {seconds:.0f} s): {trouble}")
