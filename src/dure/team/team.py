@@ -264,8 +264,8 @@ class Team(Member):
         Saved every `every` steps and every `every_seconds` seconds (600 without `every`), in `folder`: a folder or
         s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, those of every
         `keep_every` steps, and the best one by the metric `keep_best` (the lowest "loss", else the highest) of those
-        that `save_if_due` was told the metrics of. Under `dure run` states of every `memory_every` steps are also kept
-        in the launcher's memory. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe
+        that `save_if_due` was told the metrics of. Under `dure run`, those of every `memory_every` steps are kept in
+        the launcher's memory. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe
         (other code, seed, torch, …) is refused, unless `any_recipe`.
         """
         if self._checkpoint is not None:
