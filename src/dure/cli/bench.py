@@ -202,6 +202,55 @@ def bench_page(
     print_figures(page, page.bench_page(size, only.split(",")), as_json)
 
 
+@bench.command("plan")
+def bench_plan(
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Also: the step bench's model on 1, 2 and 4 ranks of this machine, predicted and measured.",
+        ),
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Of the step bench, with --here.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """The planner against published tables, an error per row; with --here against `dure bench step` too."""
+    from dure.tools.bench import plan
+
+    print_figures(plan, plan.bench_plan(here=here, rounds=rounds), as_json)
+
+
+@bench.command("scale")
+def bench_scale(
+    nodes: Annotated[str, typer.Option(help="Simulated nodes, with commas.")] = "64,256,1024",
+    agents: Annotated[int, typer.Option(help="Thin agents over loopback.")] = 256,
+    trained: Annotated[
+        str, typer.Option(help="Nodes of this machine that train (takes root), with commas.")
+    ] = "3,4,8",
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "membership,sockets,nodes",
+    as_json: Json = False,
+) -> None:
+    """What N nodes cost: time, messages and bytes to join, lose one, start again and end; bytes on each wire."""
+    from dure.tools.bench import scale
+
+    figures = scale.bench_scale(
+        nodes=_counts("--nodes", nodes),
+        agents=agents,
+        trained=_counts("--trained", trained),
+        only=only.split(","),
+    )
+    print_figures(scale, figures, as_json)
+
+
+def _counts(option: str, text: str) -> list[int]:
+    try:
+        return [int(count) for count in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"{option} {text}: write numbers with commas between them, such as {option} 3,4,8"
+        ) from None
+
+
 def _sizes(mib: str) -> list[float]:
     try:
         return [float(size) for size in mib.split(",")]

@@ -21,6 +21,7 @@ from dure.checkpoint.script_state import Extra
 from dure.checkpoint.state import AVERAGE
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
+from dure.device.accelerator import is_host
 from dure.device.fingerprint import named_weights, weights_sha256
 from dure.observe import events, results
 from dure.observe.heartbeat import Phase
@@ -32,11 +33,11 @@ from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
-from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 _MEMORY_SECONDS = 5.0
 """Between two looks at how much memory the rank holds."""
@@ -201,7 +202,7 @@ class Run:
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
         self.at.ledger.add(result.samples, result.mark, ends_epoch=batch.last_of_epoch)
-        self.receipt.after_step(batch, result)
+        self.receipt.after_step(batch.step, [result])
         few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
@@ -409,7 +410,7 @@ class Run:
         return agree_on_arithmetic(self.team.group, device, used)
 
     def _agree_on_recipe(self) -> str:
-        device = self.team.setting.device.type
+        device = self.team.setting.device
         weights = None
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
@@ -431,7 +432,7 @@ class Run:
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
         cores = len(os.sched_getaffinity(0))
         busy = self.team.topology.local_size * section.threads
-        if self.team.setting.device.type == "cpu" and busy < cores:
+        if is_host(self.team.setting.device) and busy < cores:
             self._note(
                 f"{cores - busy} of {cores} cores are idle; --ranks {min(cores // section.threads, section.shards)} "
                 "uses them with the same bits"

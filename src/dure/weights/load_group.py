@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
-from dure.comm.group import Group
+from dure.comm.group import Group, group_of
 from dure.comm.shm_barrier import LINE_BYTES, ShmCounters, line_bytes
 from dure.comm.shm_segment import SharedSegment, share_or_none, share_segment
 from dure.comm.topology import Topology
@@ -76,7 +76,7 @@ def load_group_of(context: LoadContext) -> LoadGroup:
     if len(load_group.nodes) == 1:
         return load_group
     if "between" not in context.groups:
-        context.groups["between"] = dist.new_group(backend="gloo")
+        context.groups["between"] = group_of(None, context.deadline_seconds)
     return replace(load_group, between=context.groups["between"])
 
 

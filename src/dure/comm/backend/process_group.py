@@ -44,6 +44,7 @@ from dure.comm.backend.reductions import combinable, flat, op_name, put_back
 from dure.comm.backend.store_group import StoreGroup, share_channel
 from dure.comm.backend.work import DureWork, InOrder
 from dure.comm.process_groups import keep_process_groups
+from dure.device.accelerator import is_host
 
 _c10d: Any = dist.distributed_c10d
 """Has the options' classes, which torch.distributed does not export."""
@@ -267,7 +268,7 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
         if self._failure is not None:
             raise self._failure
         return self._channel is not None and all(
-            tensor.layout == torch.strided and tensor.device.type == "cpu" for tensor in tensors
+            tensor.layout == torch.strided and is_host(tensor.device) for tensor in tensors
         )
 
     def _refuse_fork(self) -> None:
