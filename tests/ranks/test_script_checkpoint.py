@@ -71,6 +71,20 @@ def test_2_then_3_then_1_ranks_come_to_the_same_bits(undisturbed, tmp_path):
     assert {name.split(".")[0] for name in weights} == {"net", "critic"}
 
 
+def test_the_best_evaluated_state_stays_beside_the_newest(tmp_path):
+    judged = json.dumps({3: 0.9, 6: 0.1, 9: 0.5, 10: 0.3})
+    options = ("--folder", tmp_path / "saved", "--every", 100, "--steps", 12, "--judged", judged)
+    code, said, _ = alone(tmp_path / "out.json", *options)
+    assert code == 0, said
+    listed = as_rows(RunFolder(tmp_path / "saved"), verify=True)
+    assert [row["step"] for row in listed] == [12, 10, 6]
+    assert [row["metrics"] for row in listed] == [
+        {},
+        {"loss": 0.3, "accuracy": -0.3},
+        {"loss": 0.1, "accuracy": -0.1},
+    ]
+
+
 def test_by_hand_it_needs_a_folder_and_ends_with_75_too(tmp_path):
     code, said, _ = alone(tmp_path / "out.json")
     assert code == 1

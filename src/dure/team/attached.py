@@ -31,6 +31,7 @@ from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 from dure.comm.same_node import topology_of
 from dure.comm.topology import leader_host
+from dure.device.accelerator import CPU, is_host
 from dure.device.fingerprint import fingerprint, optimizer_tensors
 from dure.proof import detectors
 from dure.proof.verify_replicas import who_differs
@@ -71,7 +72,7 @@ def attach(
     exchangers = ExchangerFactory(
         topology,
         size,
-        torch.device("cpu"),
+        CPU,
         Wire(),
         "auto",
         deadline_seconds=deadline_seconds,
@@ -216,9 +217,10 @@ def _refuse_what_cannot_be_attached(model: DistributedDataParallel) -> None:
                 "exchange cannot add; use sparse=False"
             )
     for name, parameter in model.module.named_parameters():
-        if parameter.device.type != "cpu":
+        if not is_host(parameter.device):
             raise ModelRefused(
-                f"{name} is on {parameter.device}, and attach is for models on the CPU; NCCL is as fast there"
+                f"{name} is on {parameter.device}, and attach is for models on the CPU; a device's own collectives "
+                "are as fast there"
             )
         if parameter.requires_grad and parameter.is_complex():
             raise ModelRefused(

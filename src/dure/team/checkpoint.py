@@ -63,6 +63,7 @@ class Wanted:
     every_seconds: float | None = None
     keep: int = 2
     keep_every: int = 0
+    keep_best: str | None = None
     memory_every: int | Literal["auto"] = "auto"
     folder: str | Path | None = None
     rescue: str | Path | None = None
@@ -80,6 +81,7 @@ class Wanted:
                 every_seconds=seconds,
                 keep=self.keep,
                 keep_every=self.keep_every,
+                keep_best=self.keep_best,
                 memory_every=self.memory_every,
                 rescue=None if self.rescue is None else str(self.rescue),
             )
@@ -147,6 +149,7 @@ class Checkpoint:
             raise UsageError("team.checkpoint: every and every_seconds are 0, so nothing would ever be saved")
         self._team = team
         self._calls = calls
+        self._keep_best = wanted.keep_best
         self._any_recipe = wanted.any_recipe
         self._module = one_module(wanted.model)
         self._models = wanted.model
@@ -214,24 +217,49 @@ class Checkpoint:
             self._receipt = self._open_receipt() if self._wants_receipt else None
         return self.step
 
-    def save_if_due(self) -> None:
+    def save_if_due(self, metrics: Mapping[str, float] | None = None) -> None:
         """After each step: keep the state in the launcher's memory and save it, each when due.
 
-        Raises Resumable, with the state saved, when any rank was asked to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1):
-        leave it alone, and the script ends with exit code 75.
+        `metrics` are of an evaluation after this very step, alike on all ranks, such as `team.evaluate(...).metrics`;
+        with `keep_best` the state is saved now. Raises Resumable, with the state saved, when any rank was asked to stop
+        (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1): leave it alone, and the script ends with exit code 75.
         """
         flags, self._flags = self._flags, None
         if flags is None:
+            if metrics is not None:
+                raise UsageError(
+                    "metrics are of the step before this call, and there was none since the last one; evaluate before "
+                    "save_if_due, and give it what was found"
+                )
             return  # no step since the last call
         for loop in self._progress.loops:
             loop.steps = self._reached.pop(id(loop.batches), loop.steps)
         self._progress.steps_done += 1
+        self._note_metrics(metrics)
         passes, self._passes = self._passes, []
         if self._receipt is not None:
             self._receipt.after_step(self.step - 1, passes)
         with self._calls.inside("save_if_due", self.step):
             self._manager.save_if_due(flags)
         self._team.heartbeat.beat(self.step, Phase.DATA)
+
+    def _note_metrics(self, metrics: Mapping[str, float] | None) -> None:
+        """Of an evaluation after this step; None where there was none."""
+        found = {name: float(value) for name, value in (metrics or {}).items()}
+        if metrics is not None:
+            told = self._team.group.gather(json.dumps(found, sort_keys=True), "comparing metrics")
+            odd = next((rank for rank, words in enumerate(told) if words != told[0]), None)
+            if odd is not None:
+                raise UsageError(
+                    f"save_if_due was given the metrics {told[0]} on rank 0 and {told[odd]} on rank {odd}; give what "
+                    "team.evaluate found, which is alike on all ranks"
+                )
+            if self._keep_best is not None and self._keep_best not in found:
+                raise UsageError(
+                    f"team.checkpoint: keep_best is {self._keep_best!r}, which is no metric; there are "
+                    f"{', '.join(found) or 'none'}"
+                )
+        self._progress.metrics, self._progress.evaluated = found, metrics is not None
 
     def save(self) -> None:
         """Save the state as it is now, and wait until it is saved; CheckpointError when it could not be."""

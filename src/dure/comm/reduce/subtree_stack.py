@@ -23,6 +23,8 @@ class SubtreeStack:
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
         self._strides = [_strides_in_bucket(parameter) for parameter in self._parameters]
         self._held: list[tuple[range, list[torch.Tensor]]] = []
+        self.devices = sorted({parameter.device for parameter in self._parameters}, key=str)
+        """Where the sums are."""
 
     def push(self, shard: int, leaves: int) -> set[int]:
         """Move the shard's gradients from `.grad`, which is None then, onto the stack.
