@@ -41,6 +41,8 @@ FORMAT = 1
 """Of facts and files; a newer one is refused by name."""
 MODEL, OPTIMIZER, EXTRA = "model/", "optimizer/", "extra/"
 """What the names of weights, of the optimizer's tensors, and of a script's own tensors begin with."""
+AVERAGE = "average"
+"""Among the extra values of a job's state: the moving average of its weights."""
 COUNTER = "step"
 """What torch's optimizers call the number of their steps, which is no element of a parameter of one element."""
 Schedule = torch.optim.lr_scheduler.LRScheduler

@@ -154,11 +154,19 @@ def _listener(topology: Topology) -> socket.socket | None:
 
 
 def _wait_for_all(topology: Topology, store: Store) -> None:
-    """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
+    """Wait for all ranks that somebody starts one by one, so that one that never comes is named.
+
+    Rank 0 waits for each, the others for rank 0's word: together they ask as often as there are ranks, not squared.
+    """
+    deadline = timedelta(seconds=JOIN_SECONDS)
     try:
         store.set(f"here/{topology.rank}", "1")
-        for rank in range(topology.size):
-            store.wait([f"here/{rank}"], timedelta(seconds=JOIN_SECONDS))
+        if topology.is_leader:
+            for rank in range(topology.size):
+                store.wait([f"here/{rank}"], deadline)
+            store.set("all here", "1")
+        else:
+            store.wait(["all here"], deadline)
     except dist.DistNetworkError as error:
         raise _cannot_meet(topology, error) from None
     except dist.DistStoreError:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dure.base.say import printable
-from dure.config.cluster import Cluster, Slurm
+from dure.config.cluster import Cluster, Kubernetes, Ray, Slurm
 from dure.config.limits import (
     LARGEST_SEED,
     LONGEST_SECONDS,
@@ -163,6 +163,9 @@ class Train(Section):
     """Parts that each shard is computed in, to save memory."""
     clip_norm: Rate | None = None
     """Gradients are scaled down so that their norm is at most this."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights, taken after every update, such as 0.999. Evaluations are
+    then of the average, checkpoints hold it too, and `dure export --average` writes it. Never changes the weights."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
     prove_every: CountOrNone = 100
@@ -296,6 +299,8 @@ class Job(Section):
     log: Log = Log()
     cluster: Cluster = Cluster()
     slurm: Slurm = Slurm()
+    ray: Ray = Ray()
+    kubernetes: Kubernetes = Kubernetes()
 
     @property
     def resumable(self) -> bool:

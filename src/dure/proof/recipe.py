@@ -13,11 +13,22 @@ import torch
 from dure.config import LoadedJob
 from dure.device.exactness import exactness_words
 
-_NOT_TRAINED_BY = {"name", "storage", "hooks", "eval", "checkpoint", "log", "cluster", "slurm"}
+_NOT_TRAINED_BY = {
+    "name",
+    "storage",
+    "hooks",
+    "eval",
+    "checkpoint",
+    "log",
+    "cluster",
+    "slurm",
+    "ray",
+    "kubernetes",
+}
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
-    "train": ("prove_every", "receipt_every", "epochs", "steps", "shard_optimizer"),
+    "train": ("prove_every", "receipt_every", "epochs", "steps", "shard_optimizer", "ema"),
     "team": ("ranks", "min_ranks", "arithmetic", "hang_seconds", "stop_seconds", "max_restarts"),
     "reduce": ("transport",),
 }

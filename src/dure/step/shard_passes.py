@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +17,16 @@ from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
 from dure.step.loss import SumAndCount
 from dure.step.replica import Buffers
 from dure.step.unused import complete, not_reached
+
+
+@contextlib.contextmanager
+def synchronised(model: DistributedDataParallel) -> Iterator[None]:
+    """The opposite of `model.no_sync()`: a script that is inside of it would train apart without a word."""
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
 
 
 class ShardPasses:
@@ -47,7 +58,7 @@ class ShardPasses:
                 meets = shard is last and micro == len(shard.parts) - 1
                 self._heartbeat.beat(batch.step, Phase.COMPUTE)
                 seed_all(micro_seed(setting.seed, batch.step, micro, shard.shard, loss))
-                with contextlib.nullcontext() if meets else self.model.no_sync():
+                with synchronised(self.model) if meets else self.model.no_sync():
                     total, count = self._loss_of(part, loss)
                     if not batch.idle:
                         step.totals.losses[shard.shard] += float(total.detach())

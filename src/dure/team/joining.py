@@ -29,6 +29,7 @@ from dure.device.accelerator import CPU, Decision, Seen, decide, look, make_curr
 from dure.device.exactness import compute_exactly
 from dure.device.portable import compute_portably, why_not_portable
 from dure.observe.heartbeat import Heartbeat
+from dure.proof import detectors
 from dure.proof.arithmetic import agree_on_arithmetic
 from dure.step.forward import Setting
 from dure.step.replica import compile_by_shape_alone
@@ -96,6 +97,7 @@ def start(
         deadline_seconds=deadline_seconds,
         link_secret=read_link_secret(os.environ),
     )
+    detectors.stop()
     team = Team(topology, setting, threads, heartbeat, calls, exchangers)
     team.agree(
         {

@@ -250,10 +250,12 @@ class Team(Member):
         every_seconds: float | None = None,
         keep: int = 2,
         keep_every: int = 0,
+        keep_best: str | None = None,
         memory_every: int | Literal["auto"] = "auto",
         folder: str | Path | None = None,
         rescue: str | Path | None = None,
         any_recipe: bool = False,
+        receipt: bool = True,
     ) -> Checkpoint:
         """Checkpoints of this script, as those of `dure train`: call `resume()` before the first step and
         `save_if_due()` after each; the end is saved when the team is left. A collective call.
@@ -262,10 +264,12 @@ class Team(Member):
         tensors, plain values, and whatever has `state_dict` and `load_state_dict`, such as an average of the weights.
 
         Saved every `every` steps and every `every_seconds` seconds (600 without `every`), in `folder`: a folder or
-        s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, and those of
-        every `keep_every` steps. Under `dure run` states are also kept in the launcher's memory, every `memory_every`
-        steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe (other code,
-        seed, torch, …) is refused, unless `any_recipe`.
+        s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, those of every
+        `keep_every` steps, and the best one by the metric `keep_best` (the lowest "loss", else the highest) of those
+        that `save_if_due` was told the metrics of. Under `dure run` states are also kept in the launcher's memory,
+        every `memory_every` steps. `rescue`: where the last state goes when `folder` refuses it. A state of another
+        recipe (other code, seed, torch, …) is refused, unless `any_recipe`. Beside the checkpoints the run writes its
+        receipt (see `dure receipt`), unless `receipt` is off.
         """
         if self._checkpoint is not None:
             raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")
@@ -278,10 +282,12 @@ class Team(Member):
             every_seconds,
             keep,
             keep_every,
+            keep_best,
             memory_every,
             folder,
             rescue,
             any_recipe,
+            receipt,
         )
         wire = str(self._exchangers.wire.dtype)
         with self._calls.inside("checkpoint"):
@@ -335,7 +341,7 @@ class Team(Member):
                 flags |= self._checkpoint.begin_step(batch)
             result = lockstep.forward_backward(batch, computed, flags)
         if self._checkpoint is not None:
-            self._checkpoint.end_step(batch, result.flags)
+            self._checkpoint.end_step(batch, result)
         return result
 
     def update(

@@ -81,7 +81,9 @@ class ExchangerFactory:
             totals = StepTotals.numbers(self._shards, topology.size)
             shared = share_or_none(
                 local,
-                lambda: ThroughSharedMemory(local, extras, totals, self._deadline_seconds, self.wire),
+                lambda: ThroughSharedMemory(
+                    local, extras, totals, self._deadline_seconds, self.wire, is_whole=topology.nodes == 1
+                ),
                 "gradients go over Gloo, same bits",
             )
             possible = everyone.gather(str(shared is not None), "choosing a way for gradients")
