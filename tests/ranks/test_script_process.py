@@ -129,6 +129,26 @@ print(transformers.STATE)
 """
 
 
+SPAWNS = """
+import multiprocessing, os, sys
+class Item:
+    def __init__(self, x):
+        self.x = x
+def make(x):
+    return Item(x + 1)
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (item,) = pool.map(make, [int(os.environ["RANK"])])
+    print("made", type(item) is Item, item.x)
+"""
+
+
+def test_objects_of_its_own_classes_come_back_from_processes_that_it_spawns(tmp_path):
+    ended = dure("run", "--ranks", 2, "--run-dir", tmp_path / "run", write(tmp_path, SPAWNS))
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.split("\n")[:2]) == ["made True 1", "made True 2"]
+
+
 def test_what_starts_a_thread_or_fails_when_it_is_imported_is_imported_by_the_ranks(tmp_path):
     """A package on the path that is named like one that is preloaded: it starts a thread, which no fork would have."""
     (tmp_path / "transformers.py").write_text(

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from dure.base.errors import DureError
+from dure.base.files import write_whole
 from dure.base.run_folder import RunFolder
 from dure.config import load_job
 from support.features import Points, with_dropout_and_batchnorm
@@ -127,7 +128,7 @@ class Failing:
 
 def job(folder):
     path = Path(folder) / "own.toml"
-    path.write_text(JOB, encoding="utf-8")
+    write_whole(path, JOB.encode())  # all ranks write it, and read it
     return path
 
 

@@ -31,7 +31,7 @@ OTHERS = {
     "atexit",
     "sympy",
 }
-DOCUMENTED = {"_replace", "_exit", "_getframe", "_fields_"}
+DOCUMENTED = {"_replace", "_fields", "_exit", "_getframe", "_fields_"}
 """Public in spite of their spelling: named tuples', os's, sys's, ctypes's."""
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 

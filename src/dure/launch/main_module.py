@@ -27,6 +27,8 @@ def run_as_main(
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # the name by which processes that the script spawns call its classes
+        sys.modules["__mp_main__"] = main
     switch = ["-m"] if module else []
     sys.orig_argv = [sys.executable, "-u", *switch, target, *argv]
     sys.argv = ["-m" if module else target, *argv]
