@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from contextlib import nullcontext
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +17,7 @@ from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
 from dure.step.loss import SumAndCount
 from dure.step.own_mean import OwnMean
 from dure.step.replica import Buffers
-from dure.step.unused import complete, not_reached
+from dure.step.unused import complete, not_reached, refuse_frozen
 
 
 class ShardPasses:
@@ -44,8 +44,18 @@ class ShardPasses:
 
     def compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
         """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
+        # The compiler cuts a model where DDP's buckets end if it runs inside of DDP, and then it must on every shard.
+        with nullcontext() if isinstance(loss, WholeLoss) else self.model._inside_ddp_forward():
+            unused = self._compute(batch, loss, step, buffers)
+        if self._own_mean is not None:
+            refuse_frozen(self._parameters, unused)
+            self._own_mean.settle(step, all_used=not unused)
+            step.handed_over_at = time.perf_counter()
+        return unused
+
+    def _compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
         setting, totals, beat = self._setting, step.totals, self._heartbeat.beat
-        inside_ddp, last = _is_compiled(), batch.shards[-1]
+        last = batch.shards[-1]
         unused: set[int] | None = None
         for at, shard in enumerate(batch.shards):
             if at:
@@ -54,8 +64,8 @@ class ShardPasses:
                 meets = shard is last and self._own_mean is None and micro == len(shard.parts) - 1
                 beat(batch.step, Phase.COMPUTE)
                 seed_all(micro_seed(setting.seed, batch.step, micro, shard.shard, loss))
-                if meets or inside_ddp:
-                    total, count = self._loss_by_ddp(part, loss, meets=meets)
+                if meets:
+                    total, count = self._loss_by_ddp(part, loss)
                 else:
                     total, count = compute_loss(self.model.module, part, loss, setting)
                 if not batch.idle:
@@ -68,9 +78,6 @@ class ShardPasses:
                 buffers.keep()
             if shard is not last or self._own_mean is not None:
                 unused = self._put_away(batch, at, step, unused)
-        if self._own_mean is not None:
-            self._own_mean.settle(step, all_used=not unused)
-            step.handed_over_at = time.perf_counter()
         return unused or set()
 
     def _put_away(
@@ -89,16 +96,13 @@ class ShardPasses:
         without = self._stack.push(shard, batch.active)
         return without if unused is None else unused & without
 
-    def _loss_by_ddp(self, part: object, loss: PartLoss, *, meets: bool) -> SumAndCount:
-        """The loss of a micro-batch, with what DDP does around its forward pass: compiled code is cut by DDP's buckets
-        where it runs inside of DDP, so then all shards must. Where ranks meet, its reducer is told to expect the
-        backward pass. A function over the micro-batch may call any method of the module, several times."""
-        if meets:
-            self.model._pre_forward()
-        with self.model._inside_ddp_forward():
-            total, count = compute_loss(self.model.module, part, loss, self._setting)
-        if meets:
-            self.model._post_forward(total)
+    def _loss_by_ddp(self, part: object, loss: PartLoss) -> SumAndCount:
+        """The loss of the micro-batch with which ranks meet: with what DDP does around its forward pass, so that its
+        reducer expects the backward pass. A function over the micro-batch may call any method of the module, several
+        times."""
+        self.model._pre_forward()
+        total, count = compute_loss(self.model.module, part, loss, self._setting)
+        self.model._post_forward(total)
         return total, count
 
     def _backward_and_meet(
@@ -120,11 +124,6 @@ class ShardPasses:
         except RuntimeError:
             self._exchange.raise_failure()  # DDP wraps what the hook raised; show the hook's own words
             raise
-
-
-def _is_compiled() -> bool:
-    """Whether there may be compiled code."""
-    return "torch._dynamo.eval_frame" in sys.modules
 
 
 def micro_seed(seed: int, step: int, micro: int, shard: int, loss: PartLoss) -> int:

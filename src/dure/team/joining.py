@@ -23,6 +23,7 @@ from dure.comm.reduce.factory import ExchangerFactory, Transport, WireName, wire
 from dure.comm.topology import Topology, read_run_folder, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
 from dure.data.seeds import seed_all
+from dure.device.host_memory import keep_freed_memory
 from dure.device.portable import compute_portably, why_not_portable
 from dure.observe.heartbeat import Heartbeat
 from dure.proof.arithmetic import agree_on_arithmetic
@@ -72,6 +73,7 @@ def start(
         _compute_portably(_choose_device(device, topology), precision)
     allow(needed(topology.size, topology.local_size, topology.nodes))
     torch.set_num_threads(threads)
+    keep_freed_memory()
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
     store = join_world(topology, deadline_seconds)
