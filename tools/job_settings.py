@@ -13,11 +13,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dure.config import Job, Mount, ParamGroup
+from dure.config import Job, Mount, ParamGroup, Toleration, Volume
 
-_LISTS: dict[str, tuple[str, type[BaseModel]]] = {
-    "train": ("train.groups.", ParamGroup),
-    "cluster": ("cluster.mounts.", Mount),
+_LISTS: dict[str, tuple[tuple[str, type[BaseModel]], ...]] = {
+    "train": (("train.groups.", ParamGroup),),
+    "cluster": (("cluster.mounts.", Mount),),
+    "kubernetes": (("kubernetes.volumes.", Volume), ("kubernetes.tolerations.", Toleration)),
 }
 """Tables that may stand more than once in a section."""
 
@@ -28,8 +29,7 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in Job.model_fields.items():
         if _is_section(field):
             yield f"{name}.", field.annotation  # type: ignore[misc]
-            if name in _LISTS:
-                yield _LISTS[name]
+            yield from _LISTS.get(name, ())
 
 
 def rows(prefix: str, section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
@@ -55,7 +55,7 @@ def _default(field: FieldInfo) -> str:
 def main() -> None:
     """Print all tables."""
     for prefix, section in sections():
-        table = "[{}]" if section not in (ParamGroup, Mount) else "[[{}]]"
+        table = "[[{}]]" if any(section in dict(kinds).values() for kinds in _LISTS.values()) else "[{}]"
         title = f"`{table.format(prefix.rstrip('.'))}`" if prefix else "The top of the file"
         print(f"## {title}\n\n{section.__doc__}\n\n| setting | default | |\n|---|---|---|")
         for key, default, sentence in rows(prefix, section):

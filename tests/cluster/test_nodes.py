@@ -90,9 +90,10 @@ def by_hand(node, run, *arguments, nodes="2"):
 
 def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start, storage, weights):
     put_job(storage, STEPS)
-    second = start("node1", *by_hand(1, "hand"))
+    encrypted = ("--set", "cluster.tls=true")
+    second = start("node1", *by_hand(1, "hand", *encrypted))
     second.says(f"waits for the team key file {KEY}")
-    first = start("node0", *by_hand(0, "hand"))
+    first = start("node0", *by_hand(0, "hand", *encrypted))
     summary = first.summary()
     assert summary["weights_sha256"] == weights
     assert summary["ranks"] == 4
@@ -100,6 +101,19 @@ def test_two_nodes_by_hand_train_the_same_bits_and_say_where_each_rank_is(start,
     assert second.process.wait(120) == 0
     assert "the leader, 10.0.1.10, has the summary" in second.said
     assert "127.0.0.1" not in first.said + second.said
+
+
+@pytest.mark.soak
+def test_nodes_that_find_their_leader_by_ipv6_train_the_same_bits(start, lab, storage, weights):
+    for node in (0, 1):
+        address = ["ip", "address", "add", f"fd00::{10 + node}/64", "dev", "eth0", "nodad"]
+        subprocess.run(lab.command(f"node{node}", address), check=True, timeout=60)
+    put_job(storage, STEPS)
+    options = ("--leader", "[fd00::10]:29400", "--set", "cluster.tls=true")
+    second, first = (start(f"node{node}", *by_hand(node, "ipv6", *options)) for node in (1, 0))
+    assert first.summary()["weights_sha256"] == weights
+    assert second.process.wait(120) == 0, second.said
+    assert "ranks 0-1 on node0 (fd00::10), ranks 2-3 on node1 (fd00::11)" in first.said
 
 
 def test_when_storage_goes_away_on_one_node_the_other_saves_the_end_for_both(start, lab, storage, weights):

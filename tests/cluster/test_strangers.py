@@ -19,6 +19,7 @@ REASON = why_not_here() or why_no_ssh()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"lab: {REASON}")
 STEPS = 200
 SHARED = "/mnt/shared/checkpoints"
+DOCTORS_PORT = 29411
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,24 @@ def shown_by_processes(secret):
     return found
 
 
+def doctor_looks(lab):
+    """What the doctor finds of each kind, while a stranger is at its port too: "good", unless something is bad."""
+    command = [sys.executable, "-m", "dure", "doctor", "/mnt/shared/steady.toml", "--hosts", "node0,node1"]
+    done = subprocess.run(
+        lab.command("login", [*command, "--port", str(DOCTORS_PORT), "--json"]),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd="/",
+    )
+    assert done.stdout, done.stderr
+    levels = {}
+    for finding in json.loads(done.stdout)["findings"]:
+        levels.setdefault(finding["check"], set()).add(finding["level"])
+    return {check: "good" if "bad" not in found else sorted(found) for check, found in levels.items()}
+
+
 def attack(lab, storage, weights, folder, name, count, pace):
     """Train on two nodes, with strangers from before the start until they have tried `count` sequences.
 
@@ -119,10 +138,14 @@ def attack(lab, storage, weights, folder, name, count, pace):
         insider = Stranger(lab, "login", "10.0.1.10", 29400, first_seed + 3, count // 4, bomb, key)
         started.append(insider)
         wait_for_step(run, 6, first)
+        # With as few as one, it goes on until there is enough: the doctor's port opens only while the doctor looks.
+        of_doctor = Stranger(lab, "login", "10.0.1.11", DOCTORS_PORT, first_seed + 4, 1, bomb)
+        started.append(of_doctor)
+        looked = [doctor_looks(lab) for _ in range(1 + count // 4000)]
         secret = (storage / "checkpoints" / f"{name}.key").read_bytes().strip()
         assert shown_by_processes(secret) == []
         (storage / "checkpoints" / f"pwned-{name}.enough").touch()
-        told = [stranger.done() for stranger in (*started[:3], insider)]
+        told = [stranger.done() for stranger in (*started[:3], insider, of_doctor)]
         at = furthest_step(run)
         wait_for_step(run, at + 2, first)
         set_pace(storage, 0.0)
@@ -134,9 +157,12 @@ def attack(lab, storage, weights, folder, name, count, pace):
     assert at < STEPS - 2, "the strangers were at work while it trained"
     assert restarts(run) == 0, first.said
     assert not (storage / "checkpoints" / f"pwned-{name}").exists()
-    assert sum(one["tried"] for one in told) >= count // 4 * 4
+    assert sum(one["tried"] for one in told[:-1]) >= count // 4 * 4
     assert told[2]["learned"] <= 32, "a nonce, and never a fact"
     assert told[0]["ports"] > 0, "the leader's at least"
+    assert told[-1]["tried"] > 0, "the doctor's port, while the doctor looked"
+    assert told[-1]["learned"] <= 32, "a nonce, and never a fact"
+    assert all(found["network"] == "good" for found in looked), looked
     assert told[0]["silent"] > 1, "the store's and Gloo's are knocked at"
     assert "without the team's key were closed" in first.said
     assert not [path for path in run.rglob("*") if path.is_file() and secret in path.read_bytes()]

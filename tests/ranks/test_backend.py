@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from support import FOLDER
 from support.leftovers import no_new_shared_memory, shared_memory
 
@@ -54,6 +55,34 @@ def test_torchs_own_loops_are_the_same_bits_each_time_and_on_all_ranks_and_gloos
         assert {rank[name][0][1] for rank in found} == {first[1]}, name
         assert first[0] == pytest.approx(gloo[0], rel=1e-4), name
         assert first[0] != [first[0][0]] * len(first[0]), name
+
+
+def test_what_torch_asks_of_every_backend_is_answered_as_by_its_own(tmp_path):
+    """The shapes of torch's test_c10d_common, on 4 ranks."""
+    found = on_ranks("support.c10d_shapes:shapes", (), 4, tmp_path)
+    counted = [[0] * 4, [1] * 4, [2] * 4, [3] * 4, [5] * 4, [5, 6, 5, 6]]  # objects are two collectives
+    own = torch.arange(2.0)
+    for rank, told in enumerate(found):
+        assert told["numbers"] == counted
+        assert told["numbers of a part"] == ([each[:3] for each in counted] if rank < 3 else None)
+        assert told["outsiders"] == (
+            [] if rank in (0, 2) else ["all_gather", "all_reduce", "barrier", "broadcast"]
+        )
+        *places, in_group, in_world = told["membership"]
+        assert places == [0, 1, [1]]
+        assert "not part of group" in in_group
+        assert "not part of group" in in_world
+        assert all("tensors with different dtypes" in words for words in told["other dtypes"])
+        numbers, flags = told["complex and bool"]
+        assert numbers == [complex(*(own + other).tolist()) for other in range(4)]
+        assert flags == [True, False, False, True]
+        assert told["made by their own ranks"] == [True] * 5
+        assert max(told["checkpointed layers"].values()) < 1e-6
+        assert told["checkpointed layers"] == found[0]["checkpointed layers"]
+        hooks = told["own hooks"]
+        assert (hooks["own"], hooks["allreduce"], hooks["fp16"]) == ([2.0] * 3, [1.5] * 3, [1.5] * 3)
+        assert "must be callable" in hooks["refused"]
+        assert told["names"] == ["dure"] * 3
 
 
 def test_ranks_that_do_what_cannot_be_are_told_by_name_and_go_on(tmp_path):

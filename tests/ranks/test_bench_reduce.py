@@ -29,6 +29,9 @@ def test_one_node_is_measured_beside_every_peer_that_is_installed(tmp_path):
         assert row["gloo_ms"] > 0
         assert row["memcpy_ms"] > 0
         assert (row["openmpi_ms"] is not None) == openmpi.is_installed()
+        if openmpi.is_installed():
+            assert row["of_openmpi"] == pytest.approx(row["dure_ms"] / row["openmpi_ms"], abs=1e-3)
+        assert row["bar"] == 1.0
         assert row["wire_limit_ms"] is row["bytes_a_to_b"] is row["bytes_b_to_a"] is None
     # torch makes an empty folder for its compiler; nothing of ours is left.
     assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")] == []
@@ -54,6 +57,11 @@ def test_two_nodes_send_each_bucket_once_a_direction_and_half_of_it_as_bf16(wire
         assert part in words
 
 
+def test_what_has_a_bar_is_measured_by_default():
+    bars = [1 / 1024, 4 / 1024, 16 / 1024, 64 / 1024, 256 / 1024, 1.0]
+    assert [size for size in reduce.SIZES if size <= reduce.LARGEST_WITH_BAR] == bars
+
+
 def test_a_peer_that_is_not_installed_is_null_and_said():
     row = {
         "mib": 1.0,
@@ -62,10 +70,18 @@ def test_a_peer_that_is_not_installed_is_null_and_said():
         "openmpi_ms": None,
         "memcpy_ms": 0.5,
         "wire_limit_ms": None,
+        "of_openmpi": None,
+        "bar": 1.0,
     }
     figures = {"ranks": 4, "nodes": 1, "rate": None, "rounds": 1, "exchanger": "x", "results": [row]}
     words = reduce.in_words(figures)
     assert "5.0 ×" in words
+    assert "bar" not in words
+    beside = reduce.in_words(
+        {**figures, "results": [{**row, "mib": 1 / 1024, "openmpi_ms": 2.0, "of_openmpi": 0.5}]}
+    )
+    assert "1 KiB" in beside
+    assert "0.50 of OpenMPI (bar: ≤ 1)" in beside
     assert "OpenMPI is not installed: apt-get install openmpi-bin python3-mpi4py" in words
 
 

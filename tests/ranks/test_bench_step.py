@@ -1,6 +1,7 @@
 """The step bench measures what it says, and only contenders that train the same."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ from dure.launch import run_team
 from dure.team import start
 from dure.tools.bench import contenders, step
 from dure.tools.bench.rounds import check_first_step
-from dure.tools.bench.workload import LIBRARIES, Workload
+from dure.tools.bench.workload import BUCKET_CAPS_MB, LIBRARIES, Workload
 
 TINY = Workload(width=16, layers=1, heads=2, vocabulary=32, seq=4, global_batch=8, batches=2)
-PEERS = {"ddp", "accelerate", "fabric"}
+PEERS = {"ddp", "ddp_tuned", "accelerate", "fabric"}
 OTHERS = {"dure_sharded", *PEERS}
 
 
@@ -41,6 +42,18 @@ def check_impostors(impostors):
             except DureError as refused:
                 told[impostor] = str(refused)
     return told
+
+
+def settings_of_the_tuned():
+    """In a rank: what DDP says of its own."""
+    with start(shards=2):
+        made = []
+        plain = contenders._plain
+        contenders._plain = lambda module, model, *rest: made.append(model) or plain(module, model, *rest)
+        load = replace(TINY, bucket_cap_mb=2.0)
+        contenders.ddp_tuned(contenders.Transformer(load), load, [])
+        (model,) = made
+        return [model.gradient_as_bucket_view, model.static_graph, model.bucket_bytes_cap / 2**20]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +89,33 @@ def test_every_contender_is_timed_side_by_side_and_set_against_the_limit(figures
     assert json.loads(json.dumps(figures)) == figures
 
 
+def test_ratios_are_to_ddp_as_an_expert_sets_it_up_with_their_bars(figures):
+    (result,) = figures["results"]
+    caps = {float(cap): ms for cap, ms in result["bucket_caps_ms"].items()}
+    assert set(caps) == set(BUCKET_CAPS_MB)
+    assert all(ms > 0 for ms in caps.values())
+    added = result["sync_added_ms"]
+    for name, part in result["sync_of_tuned"].items():
+        right = added[name] / added["ddp_tuned"] if added["ddp_tuned"] > 0 else None
+        assert part == (right if right is None else pytest.approx(right, abs=1e-3))
+    assert result["sync_of_tuned_bars"] == {"dure": 1 / 3}
+    assert result["missing_to_limit_bars"] == {"dure_sharded": 0.0}
+    words = step.in_words(figures)
+    assert "(bar: ≤ 0.33 of ddp_tuned)" in words
+    assert "(bar: ≤ 0% over the limit)" in words
+
+
+def test_the_tuned_contender_is_set_up_as_it_says(tmp_path):
+    told = run_team(
+        "test_bench_step:settings_of_the_tuned", (), ranks=2, folder=RunFolder(tmp_path), hang_seconds=300
+    )
+    assert told == [[True, True, 2.0]] * 2
+
+
 def test_the_price_of_exactness_is_measured_on_one_rank_too(figures):
     assert [(row["ranks"], row["shards"]) for row in figures["exactness"]] == [(1, 8), (2, 8)]
     for row in figures["exactness"]:
-        assert row["price"] == pytest.approx(row["dure_ms"] / row["ddp_ms"] - 1, abs=1e-3)
+        assert row["price"] == pytest.approx(row["dure_ms"] / row["ddp_tuned_ms"] - 1, abs=1e-3)
 
 
 def test_figures_are_told_in_words(figures):

@@ -1,6 +1,7 @@
 """A run on many ranks is had again on one, and where it was disturbed the replay says so by step and shard."""
 
 import json
+import math
 import re
 import shutil
 
@@ -65,8 +66,49 @@ def test_two_runs_part_where_the_bit_was_lost(runs):
     assert (found["step"], found["recipe"]) == (13, [])
     assert found["what"] in ("another loss in shard 0", "other gradients in shard 0")
     assert "model/layers.2.weight" in found["tensors"]
+    # Both have one recipe: a replay tells which of them is wrong, and confirms the step and the shard.
+    assert re.search(
+        r"^run 2 .*: step 13, computed again, gives (another loss|other gradients) in shard 0", found["wrong"]
+    )
+    assert found["replays"] <= 2 < 2 * math.log2(24)
+    told = json.loads(dure("diff", good, bad, "--no-replay", "--json").out)
+    assert (told["step"], told["replays"], told["wrong"]) == (13, 0, "")
     same = dure("diff", good, good)
     assert (same.code, same.out) == (0, "the same\n")
+
+
+@pytest.mark.soak
+def test_a_lost_bit_that_no_record_sees_is_found_by_tensor_and_the_wrong_run_named(runs, tmp_path):
+    """Memory that lost a bit cannot be had again: the first state that was kept after it tells the tensor."""
+    folder = runs[0].parent
+    (folder / "flip-spare").touch()
+    bad = train(folder / "job.toml", tmp_path / "bad", "--ranks", 2)
+    (folder / "flip-spare").unlink()
+    assert bad.code == 0, bad.err
+    found = json.loads(dure("diff", runs[0], tmp_path / "bad", "--json").out)
+    assert found["tensors"] == ["model/spare"]
+    assert found["same_until"] <= 13 <= found["step"] < found["tensors_after"] <= 20
+    assert found["wrong"].startswith("run 2 ")
+    assert found["replays"] <= 2 * math.log2(24)
+
+
+@pytest.mark.soak
+def test_a_difference_that_no_record_sees_is_found_by_step_and_tensor_with_few_replays(runs, tmp_path):
+    """Another job, whose code changes one bit of one weight at step 13, each time."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "flip-spare").touch()
+    job = tmp_path / "job.toml"
+    job.write_text(
+        JOB.format(here=FOLDER, folder=tmp_path / "other").replace("every_steps = 5", "every_steps = 100")
+    )
+    assert train(job, tmp_path / "run", "--ranks", 2).code == 0
+    ended = dure("diff", runs[0], tmp_path / "run", "--json")
+    assert ended.code == 3, ended.err
+    found = json.loads(ended.out)
+    assert (found["step"], found["same_until"], found["tensors"]) == (13, 13, ["model/spare"])
+    assert found["what"] == "the state after it"
+    assert any("model.args.folder" in line for line in found["recipe"])
+    assert 0 < found["replays"] <= 2 * math.log2(24)
 
 
 def test_a_machine_that_computes_other_bits_says_so_before_it_starts(runs):

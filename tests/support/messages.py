@@ -17,7 +17,7 @@ from dure.base import errors
 from support.commands import ROOT
 
 SOURCE = ROOT / "src" / "dure"
-TELLING = {"say", "tell", "note", "_tell", "_say", "Noted", "Said", "Failure"}
+TELLING = {"say", "tell", "note", "_tell", "_say", "Noted", "Said", "Failure", "Report"}
 CAUGHT = {"ValueError", "OSError", "_NotThisWay"}
 """What these hold becomes part of a message."""
 ERRORS = {

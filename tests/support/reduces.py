@@ -15,7 +15,23 @@ from dure.comm import tree
 from dure.comm.reduce.exchanger import Exchange, Pieces
 from dure.data.shards import shards_of_rank
 
-SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 1000, 4099, 70_001)
+SIZES = (
+    0,
+    1,
+    2,
+    3,
+    15,
+    16,
+    17,
+    63,
+    64,
+    65,
+    1000,
+    4099,
+    20_003,
+    40_009,
+    70_001,
+)  # small buckets, and those in place
 HUGE = 3_000_003
 
 

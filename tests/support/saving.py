@@ -64,6 +64,7 @@ def main():
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--any-recipe", action="store_true")
+    parser.add_argument("--judged", help="losses of evaluations after steps, to keep the best: {step: loss}")
     parser.add_argument("--stop-at", type=int, help="the step in which the last rank is asked to stop")
     parser.add_argument("--by", default="SIGTERM", help="which signal asks")
     args = parser.parse_args()
@@ -96,7 +97,9 @@ def main():
             memory_every=args.memory_every or "auto",
             folder=args.folder,
             any_recipe=args.any_recipe,
+            keep_best="loss" if args.judged else None,
         )
+        judged = json.loads(args.judged or "{}")
         began = saved.resume()
         if team.is_leader:
             print(f"began at {began} on {team.topology.size}", flush=True)
@@ -118,7 +121,8 @@ def main():
             extra["last"][0] = losses[1]
             extra.setdefault("began", batch.step)
             time.sleep(args.nap)
-            saved.save_if_due()
+            loss = judged.get(str(batch.step + 1))
+            saved.save_if_due(None if loss is None else {"loss": loss, "accuracy": -loss})
         if team.is_leader:
             values = [
                 extra["seen"].losses,

@@ -21,10 +21,10 @@ typedef struct {
 
 int dure_tree_sum_4(const Plan *, const size_t *, size_t, float);
 void dure_copy_1(char *const *, const char *const *, const size_t *, size_t);
-int64_t dure_barrier_1(char *, size_t, size_t, size_t, int32_t, int64_t, int64_t);
+int64_t dure_barrier_2(char *, size_t, size_t, size_t, int32_t, int64_t, int64_t);
 
 static float held[PIECES][COUNT], out[COUNT], copied[COUNT];
-static _Alignas(64) char lines[2 * 64];
+static _Alignas(64) char lines[3 * 64];
 static int written[2], wrong;
 
 static void print_hash(const char *what, const void *bytes, size_t count) {
@@ -37,9 +37,9 @@ static void *meet(void *rank_of) {
   size_t rank = (size_t)rank_of;
   for (int turn = 1; turn <= TURNS; turn++) {
     written[rank] = turn; /* plain: the barrier alone orders it */
-    while (dure_barrier_1(lines, 2, 64, rank, 2 * turn - 1, 1000, 200000000) != 2) continue;
+    while (dure_barrier_2(lines, 2, 64, rank, 2 * turn - 1, 1000, 200000000) != 2) continue;
     if (written[1 - rank] != turn) wrong++;
-    while (dure_barrier_1(lines, 2, 64, rank, 2 * turn, 1000, 200000000) != 2) continue;
+    while (dure_barrier_2(lines, 2, 64, rank, 2 * turn, 1000, 200000000) != 2) continue;
   }
   return NULL;
 }

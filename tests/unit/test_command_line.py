@@ -23,10 +23,12 @@ def imports(code):
 
 def test_light_rooms_start_without_torch():
     rooms = (
-        "base.say", "checkpoint.places", "cli", "config", "doctor.inside",
-        "engine.node_start", "engine.run_job", "engine.slurm.cancel", "engine.slurm.prepare",
-        "engine.slurm.submit", "image.build", "image.enter", "image.inside", "launch", "observe.display",
-        "observe.events", "observe.summary", "page.child", "page.serve", "tools.demo",
+        "base.say", "checkpoint.places", "cli", "config", "doctor.inside", "cli.plan",
+        "engine.measure", "engine.node_start", "engine.run_job", "engine.slurm.cancel",
+        "engine.slurm.prepare", "engine.slurm.submit", "image.build", "image.enter",
+        "image.inside", "launch", "observe.display", "observe.events", "observe.summary",
+        "plan.machine", "plan.measurement", "plan.outlook", "plan.published", "plan.words",
+        "page.child", "page.serve", "tools.demo",
     )  # fmt: skip
     for module in ("dure", *(f"dure.{room}" for room in rooms)):
         assert imports(f"import {module}") == [], module

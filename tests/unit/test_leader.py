@@ -14,7 +14,9 @@ from dure.base.team_key import TeamKey
 from dure.comm.handshake import prove
 from dure.launch.lease import Lease, LeaseOver
 from dure.launch.nodes import connection as lines
+from dure.launch.nodes.address import interfaces6
 from dure.launch.nodes.connection import AgentConnection
+from dure.launch.nodes.encrypt import encryption_of
 from dure.launch.nodes.join import Nodes, join
 from dure.launch.nodes.leader import Leader, agents_key, agents_purpose, listen_for_nodes
 from dure.launch.nodes.member import Member, reach_leader
@@ -28,13 +30,14 @@ FACTS = {"torch": "2.13.0"}
 class Run:
     """A leader with a real port, and nodes that have come to it."""
 
-    def __init__(self, nodes=2, lost_seconds=60.0):
+    def __init__(self, nodes=2, lost_seconds=60.0, encryption=None, host="127.0.0.1"):
+        self.encryption = encryption
         self.said = []
         terms = Terms(nodes, nodes, FACTS, "/run", 300.0, 3)
         self.membership = Membership(terms, time.monotonic(), self.said.append, self.said.append)
-        self.listener = listen_for_nodes("127.0.0.1", 0)
-        self.address = self.listener.getsockname()
-        self.leader = Leader(self.listener, self.membership, lost_seconds, KEY)
+        self.listener = listen_for_nodes(host, 0)
+        self.address = self.listener.getsockname()[:2]
+        self.leader = Leader(self.listener, self.membership, lost_seconds, KEY, encryption)
         self.lost_seconds = lost_seconds
         self.stack = contextlib.ExitStack()
 
@@ -47,8 +50,8 @@ class Run:
         self.stack.__exit__(*error)
 
     def member(self, node):
-        connection = reach_leader(*self.address, KEY, 60.0, print, lambda: None)
-        hello = Hello(node, f"node{node}", "127.0.0.1", 1, FACTS)
+        connection = reach_leader(*self.address, KEY, 60.0, print, lambda: None, self.encryption)
+        hello = Hello(node, f"node{node}", self.address[0], 1, FACTS)
         member = self.stack.enter_context(Member(connection, hello, self.lost_seconds))
         assert member.welcome(lambda: None) == "/run"
         return member
@@ -258,3 +261,110 @@ def test_an_agent_whose_lease_is_over_ends_resumable_and_names_the_reason():
     with pytest.raises(LeaseOver, match="not been heard of for 6 s") as over:
         lease.check()
     assert isinstance(over.value, Resumable)
+
+
+class Wire:
+    """What goes through a port: everything to and from the leader is written down."""
+
+    def __init__(self, target):
+        self.seen, self._target = bytearray(), target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._sockets, self._threads = [self._listener], []
+        self._begin(self._accept)
+
+    def _begin(self, work, *args):
+        self._threads.append(threading.Thread(target=work, args=args, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                called = socket.create_connection(self._target)
+                self._sockets += [caller, called]
+                self._begin(self._carry, caller, called)
+                self._begin(self._carry, called, caller)
+
+    def _carry(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.seen += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        for one in list(self._sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(60)
+        for one in self._sockets:
+            one.close()
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_what_agents_say_cannot_be_read_on_the_wire_if_it_is_encrypted(encrypted, monkeypatch):
+    encryption = encryption_of(KEY) if encrypted else None
+    with Run(encryption=encryption) as run, contextlib.closing(Wire(run.address)) as wire:
+        purpose = agents_purpose(*run.address)
+        monkeypatch.setattr("dure.launch.nodes.member.agents_purpose", lambda *_: purpose)
+        run.address = wire.address
+        members = run.team()
+        members[1].tell(Done(1, ["a value that nobody shall read" * 5000]))
+        members[0].tell(Done(1, [None]))
+        for member in members:
+            deadline = time.monotonic() + 120
+            while (end := member.order(1)) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert end.error() is None
+        assert run.leader.values == [None, "a value that nobody shall read" * 5000]
+        assert (b"nobody shall read" in wire.seen) is not encrypted
+        assert (b"2.13.0" in wire.seen) is not encrypted
+
+
+def test_an_encrypted_leader_survives_those_who_have_the_key_and_speak_no_tls():
+    with Run(encryption=encryption_of(KEY)) as run:
+        members = run.team()
+        for said in (
+            b"",
+            b"Hello {}\n",
+            random.Random(1).randbytes(5000),
+            b"\x16\x03\x01\xff\xff" + bytes(100),
+        ):
+            plain = run.authenticated()
+            plain.sendall(said)
+            plain.close()
+        other = reach_leader(*run.address, KEY, 60.0, print, lambda: None, encryption_of(KEY))
+        other.close()
+        run.finish(members)
+
+
+def test_only_the_teams_key_makes_the_teams_certificate():
+    ours, theirs = encryption_of(KEY), encryption_of(TeamKey.random())
+    assert ours.calls.get_ca_certs() == encryption_of(KEY).calls.get_ca_certs()
+    for caller, fine in ((ours, True), (theirs, False)):
+        left, right = socket.socketpair()
+        results = []
+
+        def answer(right=right, results=results):
+            with contextlib.suppress(OSError), ours.answers.wrap_socket(right, server_side=True) as served:
+                results.append(served.recv(1))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with contextlib.suppress(OSError), caller.call(left) as called:
+            called.sendall(b"x")
+        left.close()
+        thread.join(60)
+        assert results == ([b"x"] if fine else [])
+
+
+@pytest.mark.skipif("lo" not in interfaces6(), reason="no IPv6 on this machine's loopback")
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_leader_with_an_ipv6_address_forms_a_team(encrypted):
+    with Run(host="::1", encryption=encryption_of(KEY) if encrypted else None) as run:
+        members = run.team()
+        assert members[1].leader == "::1"
+        run.finish(members)

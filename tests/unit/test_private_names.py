@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import dure
 from dure.base.private_names import PRIVATE_NAMES
@@ -204,6 +205,36 @@ def _same_as_public(name):
     return getattr(importlib.import_module("torch._C._distributed_c10d"), name) is getattr(dist, name)
 
 
+def _comm_hooks():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        state = object()
+        model.register_comm_hook(state, allreduce_hook)
+        return [own for _, own in model._comm_hooks] == [state]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_distributed_sampler_reads_an_epoch_by_its_iter_and_is_told_it_by_set_epoch():
+    """The canary of what is put in front of the two (proof/detectors/samplers.py)."""
+    sampler = torch.utils.data.DistributedSampler(range(7), num_replicas=2, rank=1, seed=3)
+    assert {"__iter__", "set_epoch"} <= set(vars(torch.utils.data.DistributedSampler))
+    facts = (
+        sampler.seed,
+        sampler.epoch,
+        sampler.shuffle,
+        sampler.num_replicas,
+        sampler.rank,
+        sampler.drop_last,
+    )
+    assert facts == (3, 0, True, 2, 1, False)
+    assert (sampler.num_samples, sampler.total_size) == (4, 8)
+    first = list(sampler)
+    sampler.set_epoch(5)
+    assert (sampler.epoch, list(sampler) != first) == (5, True)
+
+
 def _join_config():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -287,6 +318,7 @@ CANARIES = {
     "._FrameExecStrategy": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"),
     "._FrameAction": lambda tmp_path: hasattr(torch._C._dynamo.eval_frame._FrameAction, "SKIP"),
     "._join_config": lambda tmp_path: _join_config(),
+    "._comm_hooks": lambda tmp_path: _comm_hooks(),
     "._pre_forward": lambda tmp_path: _around_forward(),
     "._post_forward": lambda tmp_path: _around_forward(),
     "._inside_ddp_forward": lambda tmp_path: _inside_forward(),

@@ -10,12 +10,13 @@ from support.commands import EXAMPLES, dure
 from dure.base.errors import UsageError
 from dure.base.run_folder import RunFolder
 from dure.config import load_job
+from dure.engine.progress import Progress, progress_of
 from dure.engine.slurm import queue
 from dure.engine.slurm.allocation import salloc_words
 from dure.engine.slurm.prepare import prepare
 from dure.engine.slurm.queue import _APART, _read, run_in
 from dure.engine.slurm.script import script
-from dure.engine.slurm.status import Progress, find, progress_of
+from dure.engine.slurm.status import find
 from dure.engine.slurm.submit import submitted_from
 from dure.observe.events import Stepped, TeamFormed, encode
 

@@ -150,7 +150,7 @@ def test_weights_may_lie_in_the_storage_or_anywhere(weights, place):
 
 def test_the_way_to_the_device_is_chosen_and_said(monkeypatch):
     def way(device="cuda", location="/fsx", sliceable=True, how="slices"):
-        return choose_way(device, location, sliceable=sliceable, how=how)
+        return choose_way(torch.device(device), location, sliceable=sliceable, how=how)
 
     monkeypatch.setitem(sys.modules, "kvikio", None)
     assert not way("cpu").direct

@@ -126,7 +126,8 @@ class Lines:
             while self._outgoing and not self.closed:
                 left = max(0.0, deadline - time.monotonic())
                 if _ready(self._sink, select.POLLOUT, left):
-                    self._write_once()
+                    if not self._write_once() and not seconds:
+                        return
                 elif seconds and time.monotonic() >= deadline:
                     self.closed = f"it has not taken {len(self._outgoing)} bytes within {seconds:.0f} s"
                 elif not seconds:
@@ -172,7 +173,7 @@ class Lines:
             if self.closed or not _ready(self._source, select.POLLIN, seconds):
                 return 0
             try:
-                chunk = os.read(self._source or 0, self._chunk)
+                chunk = self._take(self._chunk)
             except (BlockingIOError, InterruptedError):
                 return 0
             except OSError as error:
@@ -191,16 +192,26 @@ class Lines:
                 self.closed = "a message without an end"
             return len(chunk)
 
-    def _write_once(self) -> None:
+    def _write_once(self) -> bool:
+        """Whether anything was taken."""
         assert self._sink is not None
         # A pipe that is ready takes so much at once without blocking. A socket of ours does not block anyway.
         most = select.PIPE_BUF if os.get_blocking(self._sink) else _CHUNK
         try:
-            del self._outgoing[: os.write(self._sink, self._outgoing[:most])]
+            del self._outgoing[: self._put(self._outgoing[:most])]
         except (BlockingIOError, InterruptedError):
-            pass
+            return False
         except OSError as error:
             self.closed = error.strerror or str(error)
+        return True
+
+    def _take(self, most: int) -> bytes:
+        """Bytes that have come; BlockingIOError for none yet, nothing for the end."""
+        return os.read(self._source or 0, most)
+
+    def _put(self, chunk: bytearray) -> int:
+        """How many of these bytes were taken; BlockingIOError for none."""
+        return os.write(self._sink or 0, chunk)
 
 
 def _ready(descriptor: int | None, event: int, seconds: float) -> bool:

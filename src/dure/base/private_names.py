@@ -1,5 +1,9 @@
 """Every private name of another package that dure uses: what for, and what happens where it is gone.
 
+One public class is changed in place, as torch has no hook there: `DistributedSampler.__iter__` and `set_epoch` get a
+look in front of them (proof/detectors/samplers.py), in scripts under `dure run` and after `dure.attach`; without them
+nothing is noticed. Its canary is there too.
+
 A private name may change with any release. Each one here has a canary in tests/unit/test_private_names.py that says
 what broke, and a test keeps other private names out of the source.
 """
@@ -89,6 +93,12 @@ PRIVATE_NAMES = (
         "._join_config",
         "whether a model that was attached is inside DDP's join(), which the exchange cannot do",
         "AttributeError at the first backward pass of an attached model",
+    ),
+    PrivateName(
+        "torch",
+        "._comm_hooks",
+        "whether a model's ranks average weights instead of gradients (local SGD), so that differing is no mistake",
+        "taken as without hooks: such a script would be warned; its canary says so",
     ),
     PrivateName(
         "torch",

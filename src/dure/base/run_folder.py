@@ -72,6 +72,16 @@ class RunFolder:
         """Hashes of what the run's samples contained when they were first read."""
         return self.receipt / "samples"
 
+    @property
+    def mistakes(self) -> Path:
+        """Silent mistakes of a script that were noticed, one JSON object a line; not there if there were none."""
+        return self.path / "mistakes.jsonl"
+
+    @property
+    def positions(self) -> Path:
+        """Where in its epoch a stock script was when it saved a file, as JSON, by file."""
+        return self.path / "positions.json"
+
     def asked_to_stop(self) -> bool:
         """Whether `stop` is here; a storage that does not answer asks for nothing."""
         try:

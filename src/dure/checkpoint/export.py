@@ -18,7 +18,7 @@ from dure.checkpoint.capture import not_persistent
 from dure.checkpoint.find import entries, load
 from dure.checkpoint.places import open_to_read
 from dure.checkpoint.snapshot import header_of
-from dure.checkpoint.state import MODEL, Table, TensorSpan, WholeState
+from dure.checkpoint.state import AVERAGE, EXTRA, MODEL, Table, TensorSpan, WholeState
 from dure.comm.group import Group
 from dure.device.fingerprint import named_weights, raw_bytes
 
@@ -62,8 +62,11 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['name']}  step {row['step']}  {saved_at}  {size}{metrics}  {verdict}"
 
 
-def export_weights(run: RunFolder, out: Path, step: int | None = None) -> dict[str, Any]:
-    """Write the newest checkpoint's weights, or those of `step`; returns what was written.
+def export_weights(
+    run: RunFolder, out: Path, step: int | None = None, *, average: bool = False
+) -> dict[str, Any]:
+    """Write the newest checkpoint's weights, or those of `step`; returns what was written. `average`: the moving
+    average of the weights instead, which a job with `train.ema` has.
 
     What the model's own `state_dict` leaves out is left out. A tied tensor is there once, under its first name, as
     safetensors and transformers have it.
@@ -83,13 +86,18 @@ def export_weights(run: RunFolder, out: Path, step: int | None = None) -> dict[s
         which = "that can be used" if step is None else f"of step {step}"
         raise UsageError(f"{store.location} has no checkpoint {which}; see `dure checkpoints {run.path}`")
     left_out = set(whole.facts["model"]["not_persistent"])
+    prefix = f"{EXTRA}{AVERAGE}/module." if average else MODEL
     spans = [
         span
         for span in whole.table.spans
-        if span.name.startswith(MODEL) and span.name.removeprefix(MODEL) not in left_out
+        if span.name.startswith(prefix) and span.name.removeprefix(prefix) not in left_out
     ]
+    if average and not spans:
+        raise UsageError(
+            f"{run.path} has no moving average of its weights; it was not trained with train.ema"
+        )
     spans.sort(key=lambda span: -span.dtype.itemsize)
-    named = Table.of((span.name.removeprefix(MODEL), span.dtype, span.shape) for span in spans)
+    named = Table.of((span.name.removeprefix(prefix), span.dtype, span.shape) for span in spans)
     head = header_of([(span, 0, span.numel) for span in named.spans])
     try:
         write_whole(out.absolute(), _content(head, whole, spans))

@@ -309,7 +309,8 @@ class CheckpointManager:
         if self._storage is None:
             return None
         ranks, places = self._ranks, self._places
-        node = node_group(ranks.group, ranks.topology.node, ranks.topology.local_rank, ranks.device)
+        topology = ranks.topology
+        node = node_group(ranks.group, topology.node, topology.local_rank, ranks.device, WRITE_SECONDS)
         return self._storage.newest(
             node,
             lambda found: self._refuse_other_recipe(found.facts),

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
 from dure.base.errors import CheckpointError, DureError, Resumable
 from dure.base.files import make_folders, make_own_folder
 from dure.base.in_image import digest_inside
@@ -29,6 +27,7 @@ from dure.checkpoint.state import Share, State
 from dure.checkpoint.writer import WRITE_SECONDS, CheckpointWriter, Retention, SaveResult
 from dure.comm.group import Group, node_group
 from dure.comm.topology import Topology
+from dure.device.accelerator import CPU
 from dure.storage import open_store
 
 Kind = Literal["storage", "rescue", "temporary"]
@@ -209,7 +208,7 @@ class Rescue:
             targets.append(RescueTarget("rescue", places.rescue))
         if digest_inside() is None:  # in an image, folders for temporary files are gone with it
             targets += temporary_places()
-        node_ranks = node_group(self.group, topology.node, topology.local_rank, torch.device("cpu"))
+        node_ranks = node_group(self.group, topology.node, topology.local_rank, CPU, WRITE_SECONDS)
         if node_ranks is self.group:
             node_ranks = self.group.twin(WRITE_SECONDS)
         ranks = RescueRanks(self.group.twin(WRITE_SECONDS), node_ranks, topology.node, topology.nodes)

@@ -29,8 +29,10 @@ import xxhash
 from dure.base.errors import CheckpointError
 from dure.base.say import printable
 from dure.comm.group import Group
-from dure.device.copying import copy_into
+from dure.device.accelerator import is_host
+from dure.device.copying import copy_into, reader
 from dure.device.fingerprint import raw_bytes
+from dure.device.streams import ready_now
 
 LINE_BYTES = 64
 """Tensors start, and are cut, at multiples of this: no element of any type is cut in two."""
@@ -39,6 +41,8 @@ FORMAT = 1
 """Of facts and files; a newer one is refused by name."""
 MODEL, OPTIMIZER, EXTRA = "model/", "optimizer/", "extra/"
 """What the names of weights, of the optimizer's tensors, and of a script's own tensors begin with."""
+AVERAGE = "average"
+"""Among the extra values of a job's state: the moving average of its weights."""
 COUNTER = "step"
 """What torch's optimizers call the number of their steps, which is no element of a parameter of one element."""
 Schedule = torch.optim.lr_scheduler.LRScheduler
@@ -164,17 +168,26 @@ class LiveHash:
     def __init__(self, runs: Iterable[tuple[int, torch.Tensor]]) -> None:
         """`runs` are flat tensors, each with its offset in the state."""
         self._runs = sorted(runs, key=lambda run: run[0])
+        devices = {values.device for _, values in self._runs}
+        self._ready = {device: ready_now(device) for device in devices}
         self._taken = threading.Event()
         self.value = ""
 
     def take(self) -> str:
         """Compute it, in whatever thread."""
         try:
-            self.value = fingerprint_of((start, raw_bytes(values)) for start, values in self._runs)
+            self.value = fingerprint_of((start, self._bytes(values)) for start, values in self._runs)
         finally:
             self._runs = []  # the live tensors are the next step's
             self._taken.set()
         return self.value
+
+    def _bytes(self, values: torch.Tensor) -> memoryview:
+        if is_host(values.device) or not values.numel():
+            return raw_bytes(values)
+        memory = torch.empty(values.nbytes, dtype=torch.uint8)
+        reader().copy(memory, [0], [values], self._ready[values.device])
+        return raw_bytes(memory)
 
     def wait(self) -> None:
         """Return when it is taken: the replica may change."""

@@ -114,7 +114,9 @@ class StorageTier:
         """Whether all ranks save now, after a step whose OR-ed flags are these. `evaluated`: after that very step."""
         settings = self._settings
         by_step = settings.every_steps and step % settings.every_steps == 0
-        if by_step or flags & DUE or (evaluated and settings.keep_best is not None):
+        if evaluated and settings.keep_best is not None:
+            return True  # the step's metrics are this state's: `save` waits for the checkpoint before it
+        if by_step or flags & DUE:
             self._pending = True
         if flags & STOP:
             return self._begun_step != step

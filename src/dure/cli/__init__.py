@@ -22,10 +22,13 @@ from dure.cli.lesson import lesson
 from dure.cli.new import new
 from dure.cli.options import Lang
 from dure.cli.page import PAGE_EPILOG, page, report
+from dure.cli.plan import PLAN_EPILOG, plan
 from dure.cli.receipt import VERIFY_EPILOG, receipt, verify
 from dure.cli.replay import REPLAY_EPILOG, diff, replay
 from dure.cli.run import ScriptCommand, run
-from dure.cli.slurm import add_to as add_slurm_to
+from dure.cli.selftest import EPILOG as SELFTEST_EPILOG
+from dure.cli.selftest import selftest
+from dure.cli.submit import add_to as add_submit_to
 
 app = typer.Typer(
     name="dure",
@@ -42,10 +45,11 @@ app = typer.Typer(
     dure new my_project                write a project that trains at once: job, model and data, script
     dure train job.toml --ranks 4      train a job; the bits never depend on the number of ranks
     dure page RUN                      see it in the browser, live or after; report RUN: one file to send
+    dure plan job.toml --nodes 1,2,4,8 what more nodes, or other machines, would bring, before you have them
     dure checkpoints RUN               what a run has saved; export RUN out.safetensors: its weights
     dure verify RUN                    check what a run recorded of itself, offline; receipt RUN: show or sign it
     dure replay RUN --steps 40:60      compute steps of a run again, and compare; diff RUN1 RUN2: where they part
-    dure submit job.toml               hand a job to Slurm; status, cancel: how it is, end it
+    dure submit job.toml               hand a job to Slurm, Kubernetes or Ray; status, logs, cancel
     dure run --ranks 4 ddp.py …        run a script of your own, as torchrun would, only sooner
     """,
 )
@@ -76,15 +80,17 @@ app.command()(demo)
 app.command(epilog="Example: dure new spirals && cd spirals && dure train job.toml")(new)
 app.command(epilog=PAGE_EPILOG)(page)
 app.command()(report)
+app.command(epilog=PLAN_EPILOG)(plan)
 app.command(epilog="Example: dure lesson --lang ko; dure lesson -o lesson.html writes it as one file")(lesson)
 app.command()(checkpoints)
+app.command(epilog=SELFTEST_EPILOG)(selftest)
 app.command()(export)
 app.command()(receipt)
 app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=REPLAY_EPILOG)(replay)
 app.command()(diff)
 app.command(epilog=drill.EPILOG)(drill.drill)
-add_slurm_to(app)
+add_submit_to(app)
 app.add_typer(bench, name="bench")
 app.add_typer(doctor)
 app.add_typer(image, name="image")

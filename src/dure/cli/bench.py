@@ -108,7 +108,9 @@ def bench_reduce(
         str | None,
         typer.Option(help="Shape the link between 2 nodes: 10gbit, 1gbit.", show_default="unshaped"),
     ] = None,
-    mib: Annotated[str, typer.Option(help="Sizes of the bucket in MiB, with commas.")] = "0.0625,1,25,100",
+    mib: Annotated[
+        str, typer.Option(help="Sizes of the bucket in MiB, with commas.", show_default="1 KiB to 100 MiB")
+    ] = "",
     rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 7,
     wire: Annotated[str, typer.Option(help="What numbers are sent as between nodes: fp32 or bf16.")] = "fp32",
     as_json: Json = False,
@@ -117,7 +119,12 @@ def bench_reduce(
     from dure.tools.bench import reduce
 
     figures = reduce.bench_reduce(
-        ranks=ranks, nodes=nodes, rate=rate, mib=_sizes(mib), rounds=rounds, wire=wire
+        ranks=ranks,
+        nodes=nodes,
+        rate=rate,
+        mib=_sizes(mib) if mib else reduce.SIZES,
+        rounds=rounds,
+        wire=wire,
     )
     print_figures(reduce, figures, as_json)
 
@@ -213,6 +220,55 @@ def _team_sizes(ranks: str) -> list[int]:
     except ValueError:
         raise UsageError(
             f"--ranks {ranks}: write team sizes with commas between them, such as --ranks 2,4"
+        ) from None
+
+
+@bench.command("plan")
+def bench_plan(
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Also: the step bench's model on 1, 2 and 4 ranks of this machine, predicted and measured.",
+        ),
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Of the step bench, with --here.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """The planner against published tables, an error per row; with --here against `dure bench step` too."""
+    from dure.tools.bench import plan
+
+    print_figures(plan, plan.bench_plan(here=here, rounds=rounds), as_json)
+
+
+@bench.command("scale")
+def bench_scale(
+    nodes: Annotated[str, typer.Option(help="Simulated nodes, with commas.")] = "64,256,1024",
+    agents: Annotated[int, typer.Option(help="Thin agents over loopback.")] = 256,
+    trained: Annotated[
+        str, typer.Option(help="Nodes of this machine that train (takes root), with commas.")
+    ] = "3,4,8",
+    only: Annotated[str, typer.Option(help="Parts, with commas.")] = "membership,sockets,nodes",
+    as_json: Json = False,
+) -> None:
+    """What N nodes cost: time, messages and bytes to join, lose one, start again and end; bytes on each wire."""
+    from dure.tools.bench import scale
+
+    figures = scale.bench_scale(
+        nodes=_counts("--nodes", nodes),
+        agents=agents,
+        trained=_counts("--trained", trained),
+        only=only.split(","),
+    )
+    print_figures(scale, figures, as_json)
+
+
+def _counts(option: str, text: str) -> list[int]:
+    try:
+        return [int(count) for count in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"{option} {text}: write numbers with commas between them, such as {option} 3,4,8"
         ) from None
 
 

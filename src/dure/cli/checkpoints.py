@@ -28,11 +28,14 @@ def export(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     out: Annotated[Path, typer.Argument(help="The file to write, such as model.safetensors.")],
     step: Annotated[int | None, typer.Option(help="Of which step.", show_default="the newest")] = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="The moving average of the weights (train.ema).")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint's weights alone, as plain safetensors with the model's own names."""
     from dure.base.run_folder import RunFolder
     from dure.checkpoint.export import export_weights
 
-    made = export_weights(RunFolder(run.absolute()), out, step)
+    made = export_weights(RunFolder(run.absolute()), out, step, average=average)
     print(json.dumps(made) if as_json else f"{out}: {made['tensors']} tensors of step {made['step']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -70,3 +71,8 @@ Ranks = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value; beats the job file. Repeat it.")
 ]
+
+
+def ray_setting(address: str | None) -> list[str]:
+    """What --ray-address says, as the setting that it is."""
+    return [] if address is None else [f"ray.address={json.dumps(address, ensure_ascii=False)}"]

@@ -42,7 +42,7 @@ def replay(
     done = replay_spots(run, spot, ranks) if spot is not None else [replayed(run, first, end, ranks)]
     if as_json:
         same = not any(one.difference for one in done)
-        print(json.dumps({"same": same, "replays": [asdict(one) for one in done]}))
+        print(json.dumps({"same": same, "replays": [one.as_json() for one in done]}))
     else:
         print("\n".join(in_words(done)))
     if any(one.difference for one in done):
@@ -52,15 +52,26 @@ def replay(
 def diff(
     one: Annotated[Path, typer.Argument(metavar="RUN1", help="A run's folder, or a copy of its `receipt`.")],
     other: Annotated[Path, typer.Argument(metavar="RUN2", help="Another.")],
+    replays: Annotated[
+        bool,
+        typer.Option(
+            "--replay/--no-replay",
+            help="Compute parts again where the receipts do not tell the step or the tensor.",
+        ),
+    ] = True,
+    ranks: Annotated[int, typer.Option(min=1, help="On how many ranks to compute.")] = 1,
     as_json: Json = False,
 ) -> None:
     """The first difference between two runs: a line of the recipe, samples, a shard's loss or gradients, tensors.
 
-    Compares their receipts, which are verified first. Ends with 3 when they differ.
+    Compares their receipts, which are verified first; where they say too little, both runs are computed again up to
+    states in between, each from the checkpoint before it (a binary search: at most 2 log2(steps) replays). Ends with 3
+    when the runs differ, and says which one is not what its recipe gives.
     """
-    from dure.proof.compare_receipts import compare, in_words
+    from dure.engine.diff import diff as found_by
+    from dure.proof.compare_receipts import in_words
 
-    found = compare(one, other)
+    found = found_by(one, other, ranks=ranks, replays=replays)
     print(json.dumps({"same": found.same, **asdict(found)}) if as_json else "\n".join(in_words(found)))
     if not found.same:
         raise typer.Exit(ReceiptWrong.exit_code)

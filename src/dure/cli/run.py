@@ -30,6 +30,14 @@ class Arithmetic(StrEnum):
     PORTABLE = "portable"
 
 
+class Watch(StrEnum):
+    """What becomes of a script's silent mistakes."""
+
+    WARN = "warn"
+    STRICT = "strict"
+    OFF = "off"
+
+
 class ScriptCommand(TyperCommand):
     """A command whose own options come before SCRIPT; what comes after it is the script's own."""
 
@@ -182,6 +190,14 @@ def run(
             show_default="as the script says",
         ),
     ] = None,
+    watch: Annotated[
+        Watch,
+        typer.Option(
+            help="Silent mistakes of stock DDP scripts (set_epoch forgotten, gradients not synchronised, …): "
+            "told in a line, "
+            "an error, or not looked for."
+        ),
+    ] = Watch.WARN,
     standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
 ) -> None:
     """Run a script on N ranks, as torchrun --nproc_per_node=N does; torch is imported only once.
@@ -193,6 +209,7 @@ def run(
     from dure.base.portable import launch_environment
     from dure.engine.new_run import named_by_time, new_run
     from dure.engine.nodes import nodes_of_script, run_script_on_nodes
+    from dure.launch.rank import WATCH_VARIABLE
     from dure.launch.script import refuse_missing, run_script, say_restart, unsaved_script
     from dure.launch.spec import LaunchSpec
 
@@ -203,6 +220,7 @@ def run(
         os.environ[BACKEND_VARIABLE] = (
             backend  # ranks have this process's environment, and their children too
         )
+    os.environ[WATCH_VARIABLE] = watch.value
     refuse_missing(target, module)
     count = ranks_wanted(ranks)
     several = nodes > 1 or node_rank is not None or leader is not None

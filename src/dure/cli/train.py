@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dure.base.errors import UsageError
-from dure.cli.options import Json, Lang, Leader, NodeRank, Page, Port, Ranks, RunDir, Settings, TeamKeyFile
+from dure.cli.options import (
+    Json,
+    Lang,
+    Leader,
+    NodeRank,
+    Page,
+    Port,
+    Ranks,
+    RunDir,
+    Settings,
+    TeamKeyFile,
+    ray_setting,
+)
+from dure.engine.engines import Engine
 
 if TYPE_CHECKING:
     from dure.config import LoadedJob
@@ -43,6 +56,17 @@ def train(
         str | None,
         typer.Option(help="Start it on these hosts by ssh: a,b; the first leads.", show_default="the job's"),
     ] = None,
+    engine: Annotated[
+        Engine | None,
+        typer.Option(
+            help="Whose machines: local (this one, and nodes started by hand), ssh (--hosts), or ray.",
+            show_default="ssh where there are hosts, else local",
+        ),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where Ray is.", show_default="the job's, else RAY_ADDRESS"),
+    ] = None,
     port: Port = 0,
     rescue_dir: Annotated[
         str | None,
@@ -67,22 +91,30 @@ def train(
     from dure.config import load_job, parse_settings
     from dure.engine.node_start import NodeStart, start_node
 
-    settings = [*(settings or []), *_rescue_setting(rescue_dir)]
+    settings = [*(settings or []), *_rescue_setting(rescue_dir), *ray_setting(ray_address)]
     loaded = load_job(job, parse_settings(settings), ranks, nodes, hosts)
     if print_config:
         _print_config(loaded)
         return
-    if page and (loaded.job.cluster.hosts or loaded.job.cluster.image):
+    chosen = _engine_of(loaded, engine, by_hand=node_rank is not None or leader is not None)
+    if page and (chosen is not Engine.LOCAL or loaded.job.cluster.hosts or loaded.job.cluster.image):
         raise UsageError(
             "--page is for runs on this machine and without an image; beside others, open it yourself: dure page RUN"
         )
     start = NodeStart(
         loaded, job, run_dir, fresh, port, node_rank, leader, team_key, as_json=as_json, lang=lang, page=page
     )
-    if loaded.job.cluster.hosts and node_rank is None and leader is None:
-        from dure.engine.ssh.supervisor import train_on_hosts
+    if chosen is Engine.SSH:
+        from dure.engine.ssh.hosts import train_on_hosts
 
         train_on_hosts(start)
+    elif chosen is Engine.RAY:
+        from dure.engine.ray.result import refuse_without_ray
+
+        refuse_without_ray()
+        from dure.engine.ray.machines import command_on_ray
+
+        command_on_ray(start)
     else:
         start_node(start)
 
@@ -92,6 +124,20 @@ def agent(source: Annotated[str, typer.Argument(metavar="FILE|-")]) -> None:
     from dure.engine.node_start import read_start, start_node
 
     start_node(read_start(source))
+
+
+def _engine_of(loaded: LoadedJob, asked: Engine | None, *, by_hand: bool) -> Engine:
+    """Whose machines a run is for."""
+    hosts = loaded.job.cluster.hosts
+    if asked is None:
+        return Engine.SSH if hosts and not by_hand else Engine.LOCAL
+    if by_hand and asked is not Engine.LOCAL:
+        raise UsageError(
+            f"--engine {asked} starts the nodes itself; leave out --node-rank and --leader, or --engine"
+        )
+    if asked is Engine.SSH and not hosts:
+        raise UsageError("--engine ssh needs to know the hosts; give --hosts, or cluster.hosts in the job")
+    return asked
 
 
 def _rescue_setting(rescue_dir: str | None) -> list[str]:

@@ -21,7 +21,9 @@ from torch.distributed.rendezvous import rendezvous
 from dure.base.errors import PeerLost, UsageError
 from dure.comm.process_groups import keep_process_groups
 from dure.comm.topology import Topology
+from dure.device.accelerator import CPU, backends_for, device_for_small_things
 
+WHAT_DEVICES = "agreeing on devices"
 JOIN_SECONDS = 60.0
 """How long a rank waits for the others to come."""
 _AGENTS = ("dure", "torchrun")
@@ -31,16 +33,32 @@ _teams = itertools.count(1)
 """Numbers for the teams of this process, as there is one process group at a time; all ranks count alike."""
 
 
-def join_world(topology: Topology, deadline_seconds: float) -> Store | None:
-    """Make the default process group (or keep the one a script already made). Returns the store that the ranks met in;
-    None where they need none, or where the script made the group."""
+Told = Callable[[list[str]], str]
+"""Given what every rank told, in rank order, what is decided for all of them."""
+
+
+def join_world(
+    topology: Topology,
+    deadline_seconds: float,
+    own: str = "",
+    decide: Told = lambda told: "",
+    device_of: Callable[[str], torch.device] = lambda decided: CPU,
+) -> tuple[Store | None, str]:
+    """Make the default process group (or keep the one a script already made).
+
+    Before any group is made, all ranks tell each other their `own` text, and `decide` says what follows for all; the
+    group is made for the device that `device_of` finds in that. Returns the store that the ranks met in, None where
+    they need none or where the script made the group; and what was decided. What `decide` raises, all ranks raise.
+    """
     keep_process_groups()
     if dist.is_initialized():
-        return None
+        return None, decide(Group(None, topology.rank, topology.size).gather(own, WHAT_DEVICES))
     timeout = timedelta(seconds=deadline_seconds)
     if topology.size == 1:
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timeout)
-        return None
+        decided = decide([own])
+        backends = backends_for(device_of(decided))
+        dist.init_process_group(backends, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        return None, decided
     if _is_loopback(topology.leader_host):
         # A host name that resolves to nothing, or to another interface, must not matter on one machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -52,10 +70,45 @@ def join_world(topology: Topology, deadline_seconds: float) -> Store | None:
         store.set_timeout(timeout)
     else:
         _wait_for_all(topology, names)
+    decided = _decided(topology, names, own, decide, timeout)
+    backends = backends_for(device_of(decided))
     dist.init_process_group(
-        "gloo", store=names, rank=topology.rank, world_size=topology.size, timeout=timeout
+        backends, store=names, rank=topology.rank, world_size=topology.size, timeout=timeout
     )
-    return names
+    return names, decided
+
+
+def _decided(topology: Topology, store: Store, own: str, decide: Told, timeout: timedelta) -> str:
+    """Rank 0 decides; what it says goes through the store, as there is no group yet."""
+    keys = [f"own/{rank}" for rank in range(topology.size)]
+    try:
+        store.set(keys[topology.rank], own)
+        if topology.is_leader:
+            store.wait(keys, timeout)
+            told = [value.decode() for value in store.multi_get(keys)]
+            try:
+                answer = {"decided": decide(told)}
+            except UsageError as error:
+                answer = {"refused": str(error)}
+            store.set("decided", json.dumps(answer))
+        store.wait(["decided"], timeout)
+        answer = json.loads(store.get("decided"))
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        missing = [str(rank) for rank, key in enumerate(keys) if not _is_there(store, key)]
+        raise PeerLost(
+            f"rank {topology.rank} waited {timeout.total_seconds():.0f} s in {WHAT_DEVICES} for rank(s) "
+            f"{', '.join(missing) or '0'}: {_first_line(error)}"
+        ) from None
+    if "refused" in answer:
+        raise UsageError(answer["refused"])
+    return str(answer["decided"])
+
+
+def _is_there(store: Store, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except (dist.DistStoreError, dist.DistNetworkError):
+        return False
 
 
 @functools.cache
@@ -101,11 +154,19 @@ def _listener(topology: Topology) -> socket.socket | None:
 
 
 def _wait_for_all(topology: Topology, store: Store) -> None:
-    """Wait for all ranks that somebody starts one by one, so that one that never comes is named."""
+    """Wait for all ranks that somebody starts one by one, so that one that never comes is named.
+
+    Rank 0 waits for each, the others for rank 0's word: together they ask as often as there are ranks, not squared.
+    """
+    deadline = timedelta(seconds=JOIN_SECONDS)
     try:
         store.set(f"here/{topology.rank}", "1")
-        for rank in range(topology.size):
-            store.wait([f"here/{rank}"], timedelta(seconds=JOIN_SECONDS))
+        if topology.is_leader:
+            for rank in range(topology.size):
+                store.wait([f"here/{rank}"], deadline)
+            store.set("all here", "1")
+        else:
+            store.wait(["all here"], deadline)
     except dist.DistNetworkError as error:
         raise _cannot_meet(topology, error) from None
     except dist.DistStoreError:
@@ -186,7 +247,7 @@ class Group:
         if self.size == 1:
             return [value]
         own = value.encode(errors="surrogatepass")
-        on = _device_of(self.group)
+        on = device_for_small_things(self.group)
         with self._waiting(), naming_the_wait(self.rank, what):
             sizes = torch.zeros(self.size, 1, dtype=torch.int64, device=on)
             size = torch.tensor([len(own)], dtype=torch.int64, device=on)
@@ -216,18 +277,27 @@ class Group:
         """The whole world again, for another thread; a collective call of all its ranks."""
         if self.size == 1:
             return Group(None, 0, 1)
-        timeout = timedelta(seconds=deadline_seconds)
-        return Group(dist.new_group(backend="gloo", timeout=timeout), self.rank, self.size)
+        return Group(group_of(None, deadline_seconds), self.rank, self.size)
 
 
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Where a group's backend wants its tensors."""
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def group_of(
+    ranks: Sequence[int] | None, deadline_seconds: float, device: torch.device = CPU
+) -> dist.ProcessGroup:
+    """A process group of these ranks (None: all), for tensors of the host and of such a device. All ranks call it.
+
+    Every group has a deadline: torch's own are 10 and 30 minutes.
+    """
+    made: dist.ProcessGroup = dist.new_group(
+        None if ranks is None else list(ranks),
+        timeout=timedelta(seconds=deadline_seconds),
+        backend=backends_for(device),
+    )
+    return made
 
 
-def node_group(everyone: Group, node: int, local_rank: int, device: torch.device) -> Group:
+def node_group(
+    everyone: Group, node: int, local_rank: int, device: torch.device, deadline_seconds: float
+) -> Group:
     """The ranks of this node; every rank of the team must call it."""
     told = [json.loads(text) for text in everyone.gather(json.dumps([node, local_rank]), "finding nodes")]
     nodes: dict[int, list[int]] = {}
@@ -235,13 +305,14 @@ def node_group(everyone: Group, node: int, local_rank: int, device: torch.device
         nodes.setdefault(told[rank][0], []).append(rank)
     if len(nodes) == 1 and nodes[node] == list(range(everyone.size)):
         return everyone
-    return part_of(everyone, nodes.values(), device)
+    return part_of(everyone, nodes.values(), device, deadline_seconds)
 
 
-def part_of(everyone: Group, parts: Iterable[Sequence[int]], device: torch.device) -> Group:
+def part_of(
+    everyone: Group, parts: Iterable[Sequence[int]], device: torch.device, deadline_seconds: float
+) -> Group:
     """This rank's of the parts that all ranks fall into; all ranks make all parts, in the same order."""
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    made = [(ranks, dist.new_group(list(ranks), backend=backend)) for ranks in parts]
+    made = [(ranks, group_of(ranks, deadline_seconds, device)) for ranks in parts]
     ranks, group = next((ranks, group) for ranks, group in made if everyone.rank in ranks)
     return Group(group, list(ranks).index(everyone.rank), len(ranks))
 

@@ -132,7 +132,9 @@ def lay_link(
     listener, told, trouble = None, _Told("", 0, secrets.token_hex(_TOKEN_BYTES)), ""
     if listens:
         try:
-            listener = socket.create_server((_address_towards(leader_host), 0), backlog=PENDING)
+            own = _address_towards(leader_host)
+            family = socket.AF_INET6 if ":" in own else socket.AF_INET
+            listener = socket.create_server((own, 0), family=family, backlog=PENDING)
             host, port = listener.getsockname()[:2]
             told = _Told(host, port, told.token)
         except OSError as error:

@@ -31,6 +31,7 @@ from dure.comm.param_sync import (
     whole_bytes,
 )
 from dure.comm.shm_segment import share_or_none
+from dure.device.accelerator import is_host
 
 SMALL_BYTES = 16 * 1024
 """A smaller parameter is not cut: it belongs to the rank that has the least so far."""
@@ -233,7 +234,7 @@ def handover_within(
         )
 
     def make(parameters: list[torch.nn.Parameter], owned: list[list[Fragment]]) -> ParamSync:
-        if device.type != "cpu":
+        if not is_host(device):
             return Copied(group, parameters, owned, device)
         memory = memory_of(whole_bytes(parameters) if share_weights else boxes_bytes(parameters, owned))
         if memory is None or not share_weights:

@@ -27,23 +27,32 @@ from dure.base.compiled import compiled_function
 from dure.base.errors import PeerLost
 from dure.comm.shm_segment import SharedSegment
 
-_LINE = 64
-"""Bytes between two ranks' counters: a cache line, so that waiting ranks do not disturb the others."""
-_LOOK_SECONDS = 0.2
+LINE_BYTES = 64
+"""Between two ranks' counters: a cache line, so that waiting ranks do not disturb the others."""
+LOOK_SECONDS = 0.2
 """How often a sleeping rank looks whether the peer it waits for still lives."""
 _SPIN_SECONDS = 30e-6
 """How long a rank looks before it sleeps, where every rank has a core of its own."""
+_YIELD_SECONDS = 200e-6
+"""How long it looks, and lets others run meanwhile, where ranks share cores."""
 _WAIT, _WAKE = 0, 1  # futex without the private flag: the word is shared between processes
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _ORDERED = "x86_64"
 """The machine on which other cores see plain stores in the order in which they were made."""
-_CAME, _FLAGS = 0, 1
+LOOK_NS = int(LOOK_SECONDS * 1e9)
+CAME, _FLAGS = 0, 1
 """Counters of a rank's line: how many barriers it arrived at; then its flags, for odd and for even barriers."""
 
 
 def line_bytes(ranks: int) -> int:
-    """Bytes of the counters of so many ranks."""
-    return _LINE * ranks
+    """Bytes of the counters of so many ranks: a line for each, and one of the barrier's own."""
+    return LINE_BYTES * (ranks + 1)
+
+
+def spin_nanoseconds(ranks: int) -> int:
+    """How long a rank looks before it sleeps in a barrier; negative: and lets others run meanwhile."""
+    seconds = _SPIN_SECONDS if len(os.sched_getaffinity(0)) >= ranks else -_YIELD_SECONDS
+    return int(seconds * 1e9)
 
 
 def barrier_bytes(ranks: int, numbers: int) -> int:
@@ -66,12 +75,13 @@ class ShmCounters:
         self.size = len(shared.pids)
         self._pids = shared.pids
         self._deadline_seconds = deadline_seconds
-        lines = numpy.frombuffer(shared.bytes, numpy.int32, line_bytes(self.size) // 4)
-        self.values = lines.reshape(self.size, _LINE // 4)
+        lines = numpy.frombuffer(shared.bytes, numpy.int32, LINE_BYTES * self.size // 4)
+        self.values = lines.reshape(self.size, LINE_BYTES // 4)
         """By rank, then by counter. Written before this rank counts, read when the owner is known to have counted."""
         self._words = _words(shared)
         self._lives = [os.pidfd_open(pid) for pid in self._pids]
-        self._spin_seconds = _SPIN_SECONDS if len(os.sched_getaffinity(0)) >= self.size else 0.0
+        self._spin_ns = spin_nanoseconds(self.size)
+        self._spin_seconds = max(self._spin_ns, 0) / 1e9
 
     def set(self, counter: int, value: int) -> None:
         """Count this rank's own counter up to a value, and wake who waits for it."""
@@ -98,30 +108,45 @@ class ShmCounters:
 
         `look` is called each time that this rank wakes and the wait is not over; what it raises ends the wait.
         """
-        word, words = _at(peer, counter), self._words
-        if words.wait(word, value, self._spin_seconds):
+        if self._words.wait(_at(peer, counter), value, self._spin_seconds):
             return
-        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
-        deadline = time.monotonic() + seconds
-        own, other = self._names[self.rank], self._names[peer]
+        since = time.monotonic()
         while True:
             if look is not None:
                 look()
-            # Looked at again: since the look above it may have counted, and then ended as it should.
-            if self._is_dead(peer) and not words.all_reached(word, 1, value):
-                raise PeerLost(f"rank {own} lost rank {other} in {what}: process {self._pids[peer]} is gone")
-            if words.wait(word, value, 0.0):
+            self.refuse_lost(peer, counter, value, what, since, deadline_seconds)
+            if self._words.wait(_at(peer, counter), value, 0.0):
                 return
-            if time.monotonic() > deadline:
-                raise PeerLost(
-                    f"rank {own} waited {seconds:g} s for rank {other} in {what}; it lives, but never came"
-                )
 
-    def arrive_and_wait(self, counter: int, value: int, what: str) -> None:
-        """Count up to a value, and return when everyone has; raises PeerLost, naming who is dead or late."""
-        first = self._words.arrive_and_wait(_at(0, counter), self.size, self.rank, value, self._spin_seconds)
-        for peer in range(first, self.size):
-            self.wait(peer, counter, value, what)
+    def refuse_lost(
+        self,
+        peer: int,
+        counter: int,
+        value: int,
+        what: str,
+        since: float,
+        deadline_seconds: float | None = None,
+    ) -> None:
+        """Raise PeerLost if a peer is dead whose counter has not reached a value, or waited for too long `since`."""
+        own, other = self._names[self.rank], self._names[peer]
+        # Looked at again: since the caller's look it may have counted, and then ended as it should.
+        if self._is_dead(peer) and not self._words.all_reached(_at(peer, counter), 1, value):
+            raise PeerLost(f"rank {own} lost rank {other} in {what}: process {self._pids[peer]} is gone")
+        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+        if time.monotonic() > since + seconds:
+            raise PeerLost(
+                f"rank {own} waited {seconds:g} s for rank {other} in {what}; it lives, but never came"
+            )
+
+    def arrive_and_wait(self, value: int, what: str) -> None:
+        """Arrive at barrier `value`, and return when everyone has; raises PeerLost, naming who is dead or late."""
+        missing = self._words.arrive_and_wait(self.size, self.rank, value, self._spin_ns)
+        if missing == self.size:
+            return
+        since = time.monotonic()
+        while missing != self.size:
+            self.refuse_lost(missing, CAME, value, what, since)
+            missing = self._words.arrive_and_wait(self.size, self.rank, value, 0)
 
     def _is_dead(self, peer: int) -> bool:
         poll = select.poll()
@@ -151,7 +176,7 @@ class ShmBarrier:
     def wait(self, what: str) -> None:
         """Return when all ranks have come; raises PeerLost, naming who did not, if one is dead or late."""
         self._came += 1
-        self._counters.arrive_and_wait(_CAME, self._came, what)
+        self._counters.arrive_and_wait(self._came, what)
 
     def agree(self, flags: int, what: str) -> int:
         """Wait for all ranks; their flags (31 bits), OR-ed."""
@@ -169,11 +194,11 @@ class ShmBarrier:
 
 def _at(rank: int, counter: int) -> int:
     """Where a rank's counter is: bytes from the segment's start."""
-    return _LINE * rank + 4 * counter
+    return LINE_BYTES * rank + 4 * counter
 
 
 class _Words(Protocol):
-    """Counters by their place in bytes. A wait sleeps once at most, for `_LOOK_SECONDS`."""
+    """Counters by their place in bytes. A wait sleeps once at most, for `LOOK_SECONDS`."""
 
     def set(self, word: int, value: int) -> None:
         """Count up, and wake who waits: who sees the value sees all that was written before."""
@@ -187,8 +212,8 @@ class _Words(Protocol):
     def wait(self, word: int, value: int, spin_seconds: float) -> bool:
         """Whether a counter has reached a value, after looking for so long, then sleeping."""
 
-    def arrive_and_wait(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
-        """Set one's own and wait for everyone's; the first rank that has not reached it, or the number of ranks."""
+    def arrive_and_wait(self, ranks: int, own: int, value: int, spin_ns: int) -> int:
+        """Arrive at barrier `value` and wait for everyone; the first rank that is missing, or the number of ranks."""
 
 
 def _words(shared: SharedSegment) -> _Words:
@@ -214,16 +239,13 @@ def _compiled() -> tuple[Callable[..., Any], ...] | None:
         _function("dure_counter_wake_1", pointer),
         _function("dure_counters_reached_1", pointer, size, size, word, returns=ctypes.c_int),
         _function("dure_counter_wait_1", pointer, word, ns, ns, returns=ctypes.c_int),
-        _function("dure_barrier_1", pointer, size, size, size, word, ns, ns, returns=ns),
+        _function("dure_barrier_2", pointer, size, size, size, word, ns, ns, returns=ns),
     )
     return tuple(each for each in found if each is not None) if all(found) else None
 
 
 def _function(name: str, *arguments: type, returns: type | None = None) -> Callable[..., Any] | None:
     return compiled_function("dure.comm._shm_barrier", name, *arguments, returns=returns)
-
-
-_LOOK_NS = int(_LOOK_SECONDS * 1e9)
 
 
 class _Atomics:
@@ -240,15 +262,14 @@ class _Atomics:
         self._wake(self._base + word)
 
     def all_reached(self, first: int, ranks: int, value: int) -> bool:
-        return bool(self._reached(self._base + first, ranks, _LINE, value))
+        return bool(self._reached(self._base + first, ranks, LINE_BYTES, value))
 
     def wait(self, word: int, value: int, spin_seconds: float) -> bool:
-        return _unless_failed(self._wait(self._base + word, value, int(spin_seconds * 1e9), _LOOK_NS)) == 1
+        return _unless_failed(self._wait(self._base + word, value, int(spin_seconds * 1e9), LOOK_NS)) == 1
 
-    def arrive_and_wait(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
-        spin_ns = int(spin_seconds * 1e9)
+    def arrive_and_wait(self, ranks: int, own: int, value: int, spin_ns: int) -> int:
         return _unless_failed(
-            self._arrive_and_wait(self._base + first, ranks, _LINE, own, value, spin_ns, _LOOK_NS)
+            self._arrive_and_wait(self._base, ranks, LINE_BYTES, own, value, spin_ns, LOOK_NS)
         )
 
 
@@ -274,7 +295,7 @@ class _StoreOrder:
         self._futex.wake(self._base + word)
 
     def all_reached(self, first: int, ranks: int, value: int) -> bool:
-        return all(int(self._values[(first + _LINE * rank) // 4]) >= value for rank in range(ranks))
+        return all(int(self._values[(first + LINE_BYTES * rank) // 4]) >= value for rank in range(ranks))
 
     def wait(self, word: int, value: int, spin_seconds: float) -> bool:
         values, at = self._values, word // 4
@@ -286,12 +307,12 @@ class _StoreOrder:
                 return True
         seen = int(values[at])
         if seen < value:
-            self._futex.wait(self._base + word, seen, _LOOK_SECONDS)
+            self._futex.wait(self._base + word, seen, LOOK_SECONDS)
         return bool(values[at] >= value)
 
-    def arrive_and_wait(self, first: int, ranks: int, own: int, value: int, spin_seconds: float) -> int:
-        self.set(first + _LINE * own, value)
-        there = (self.wait(first + _LINE * rank, value, spin_seconds) for rank in range(ranks))
+    def arrive_and_wait(self, ranks: int, own: int, value: int, spin_ns: int) -> int:
+        self.set(_at(own, CAME), value)
+        there = (self.wait(_at(rank, CAME), value, max(spin_ns, 0) / 1e9) for rank in range(ranks))
         return next((rank for rank, reached in enumerate(there) if not reached), ranks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dure.config.cluster import Cluster, Mount, Slurm
+from dure.config.cluster import Cluster, Kubernetes, Mount, Ray, Slurm, Toleration, Volume
 from dure.config.read import LONGEST_JOB, LoadedJob, all_values, load_job, parse_settings
 from dure.config.sections import Checkpoint, Job, ParamGroup, TeamSection, Train
 
@@ -11,12 +11,16 @@ __all__ = [
     "Checkpoint",
     "Cluster",
     "Job",
+    "Kubernetes",
     "LoadedJob",
     "Mount",
     "ParamGroup",
+    "Ray",
     "Slurm",
     "TeamSection",
+    "Toleration",
     "Train",
+    "Volume",
     "all_values",
     "load_job",
     "parse_settings",

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 from dure.base.errors import JobError, UsageError
 from dure.base.files import read_at_most
 from dure.base.say import printable
-from dure.config.cluster import Mount
+from dure.config.cluster import Mount, Toleration, Volume
 from dure.config.sections import Job, ParamGroup
 
 LONGEST_JOB = 1 << 20
 _DEEPEST = 32
-_LISTS = {"groups": ParamGroup, "mounts": Mount}
+_LISTS = {"groups": ParamGroup, "mounts": Mount, "tolerations": Toleration, "volumes": Volume}
 """Settings that are lists of tables."""
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dure.base.say import printable
-from dure.config.cluster import Cluster, Slurm
+from dure.config.cluster import Cluster, Kubernetes, Ray, Slurm
 from dure.config.limits import (
     LARGEST_SEED,
     LONGEST_SECONDS,
@@ -22,6 +22,8 @@ from dure.config.limits import (
 )
 from dure.config.section import Section
 
+DeviceName = Literal["auto", "cpu", "cuda"]
+"""What ranks compute on; `auto` is whatever accelerator all of them have, else the CPU."""
 Factory = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][\w.]*$")]
 """`package.module:callable` or `path/file.py:callable`; a path is relative to the job file."""
 
@@ -161,6 +163,9 @@ class Train(Section):
     """Parts that each shard is computed in, to save memory."""
     clip_norm: Rate | None = None
     """Gradients are scaled down so that their norm is at most this."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights, taken after every update, such as 0.999. Evaluations are
+    then of the average, checkpoints hold it too, and `dure export --average` writes it. Never changes the weights."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
     prove_every: CountOrNone = 100
@@ -198,7 +203,7 @@ class TeamSection(Section):
     arithmetic: Literal["native", "portable"] = "native"
     """`portable`: kernels that give the same bits on x86-64 CPUs with AVX2 of all vendors; slower. `native`: this CPU's
     fastest; nodes whose CPUs compute other bits are refused, and so is going on with such a run."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceName = "auto"
     """Where the model lives; `auto` takes CUDA where there is a device for every local rank."""
     sync: bool = True
     """false: no exchange; every rank trains a model of its own, and the run says how far apart they are."""
@@ -294,6 +299,8 @@ class Job(Section):
     log: Log = Log()
     cluster: Cluster = Cluster()
     slurm: Slurm = Slurm()
+    ray: Ray = Ray()
+    kubernetes: Kubernetes = Kubernetes()
 
     @property
     def resumable(self) -> bool:

@@ -126,8 +126,10 @@ class Batches:
         collate: Callable[[list[Any]], Any] | None = None,
         place: str = "sample",
         cursor: Callable[[Batches], int] | None = None,
+        pins: bool = False,
     ) -> None:
-        """`cursor` says, when the iteration begins, at which step; without it, at `start`."""
+        """`cursor` says, when the iteration begins, at which step; without it, at `start`. With `pins` the tensors are
+        in pinned memory, from which a device copies while the host goes on."""
         self.plan = plan
         self.steps = steps
         self._cursor = cursor
@@ -137,6 +139,7 @@ class Batches:
         self._dataset = dataset
         self._collate = collate
         self._place = place
+        self._pins = pins
         self._keys = _Keys(plan, start, steps)
         self._loader: DataLoader[Any] = DataLoader(
             SeededSamples(dataset, plan.seed, place),
@@ -145,6 +148,7 @@ class Batches:
             collate_fn=WithContents(collate or default_collate),
             prefetch_factor=max(2, plan.accumulate * 2) if workers else None,
             worker_init_fn=_end_with_the_rank if workers else None,
+            pin_memory=pins,
         )
 
     def __len__(self) -> int:
@@ -183,6 +187,7 @@ class Batches:
             workers=self._workers,
             collate=self._collate,
             place=self._place,
+            pins=self._pins,
         )
 
     def __iter__(self) -> Iterator[Batch]:

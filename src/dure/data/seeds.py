@@ -21,8 +21,9 @@ def seed_all(seed: int) -> None:
     """Start torch's, numpy's and Python's global generators anew."""
     # torch.manual_seed seeds every kind of device, and notes the caller's stack for those that are not up: 100 µs.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
+    kind = torch.accelerator.current_accelerator()
+    if kind is not None and (module := torch.get_device_module(kind)).is_initialized():
+        module.manual_seed_all(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 

@@ -9,6 +9,9 @@ from typing import Protocol
 import torch
 import xxhash
 
+from dure.device.accelerator import is_host
+from dure.device.hashing import digests
+
 
 class _Hash(Protocol):
     def update(self, data: bytes | memoryview, /) -> None: ...
@@ -32,9 +35,21 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, t
 
 
 def fingerprint(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """64 bits, as 16 hex digits, of names, types, shapes and raw bytes."""
+    """64 bits, as 16 hex digits, of names, types, shapes and raw bytes.
+
+    What is on a device is hashed there, and does not cross over: the digits are others than for the same bytes in the
+    host's memory.
+    """
     digest = xxhash.xxh3_64()
-    _feed(digest, named)
+    listed = list(named)
+    there = [tensor for _, tensor in listed if not is_host(tensor.device)]
+    if not there:
+        _feed(digest, listed)
+        return digest.hexdigest()
+    found = iter(digests(there))
+    for name, tensor in listed:
+        digest.update(_head(name, tensor))
+        digest.update(raw_bytes(tensor) if is_host(tensor.device) else next(found).to_bytes(8, "little"))
     return digest.hexdigest()
 
 
@@ -47,8 +62,12 @@ def weights_sha256(module: torch.nn.Module) -> str:
 
 def _feed(digest: _Hash, named: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, tensor in named:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_head(name, tensor))
         digest.update(raw_bytes(tensor))
+
+
+def _head(name: str, tensor: torch.Tensor) -> bytes:
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode()
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 
 from dure.base.errors import ModelRefused
+from dure.device.accelerator import is_host
 
 
 @functools.cache
@@ -46,7 +47,7 @@ def _refuse_exponential(_self: torch.Tensor, *_arguments: object, **_options: ob
 
 def why_not_portable(device: torch.device, precision: str) -> str:
     """What here cannot be the same bits on other kinds of CPU; "" when nothing is known to stand against it."""
-    if device.type != "cpu":
+    if not is_host(device):
         return f"it is about kinds of CPUs, and the device is {device.type}; use native"
     if precision != "fp32":
         return f"{precision} takes other kernels on other CPUs; use precision fp32, or native"

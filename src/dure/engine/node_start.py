@@ -21,11 +21,12 @@ from dure.base.in_image import digest_inside
 from dure.base.lines import LineError, Lines, decode, encode
 from dure.base.run_folder import RunFolder
 from dure.base.say import say
+from dure.base.team_key import TeamKey
 from dure.config import LoadedJob
+from dure.engine.attached import obey_input
 from dure.engine.new_run import default_folder, named_by_time, set_aside
 from dure.engine.nodes import nodes_of
 from dure.engine.run_job import Admission, Start, run_job
-from dure.engine.ssh.attached import obey_input
 from dure.image.enter import command_inside
 from dure.launch.nodes.join import Nodes
 from dure.launch.nodes.key_by_hand import key_by_hand, key_file, wait_for_key_file
@@ -105,8 +106,8 @@ def read_start(source: str) -> NodeStart:
     return NodeStart.from_json(plain)
 
 
-def start_node(start: NodeStart) -> None:
-    """Do this node's part of a run, here or inside the job's image."""
+def start_node(start: NodeStart, key: TeamKey | None = None) -> None:
+    """Do this node's part of a run, here or inside the job's image; `key`: the team's, where it is known already."""
     nodes = nodes_of(start.loaded, start.node_rank, start.leader)
     if start.loaded.job.cluster.image is not None and digest_inside() is None:
         _enter_image(start, nodes)
@@ -114,7 +115,7 @@ def start_node(start: NodeStart) -> None:
         start.loaded,
         Start(start.run_dir, fresh=start.fresh, port=start.port, page=start.page),
         nodes,
-        None if nodes is None else _admission(start, nodes),
+        None if nodes is None else _admission(start, nodes) if key is None else Admission(key),
         as_json=start.as_json,
         lang=start.lang,
     )

@@ -51,6 +51,7 @@ def nodes_of(loaded: LoadedJob, node_rank: int | None, leader: str | None) -> No
         lost_seconds=cluster.lost_seconds,
         max_restarts=team.max_restarts,
         facts=_facts(loaded),
+        tls=cluster.tls,
     )
 
 
@@ -127,7 +128,7 @@ def _which(count: int, node_rank: int | None, leader: str | None) -> tuple[int, 
 
 def _facts(loaded: LoadedJob) -> dict[str, str]:
     """What all nodes must have alike. The recipe, which the ranks compare, has the rest."""
-    job = loaded.job.model_dump_json(exclude={"cluster", "slurm"})
+    job = loaded.job.model_dump_json(exclude={"cluster", "slurm", "ray", "kubernetes"})
     return {"job (sha256)": hashlib.sha256(job.encode()).hexdigest(), **_versions()}
 
 

@@ -10,7 +10,7 @@ from dure.config import Cluster
 from dure.doctor.reach import Node
 from dure.engine.slurm import queue
 from dure.engine.slurm.allocation import Allocation
-from dure.engine.ssh.supervisor import known_hosts
+from dure.engine.ssh.hosts import known_hosts
 from dure.image.contents import PYTHON
 
 

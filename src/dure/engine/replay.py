@@ -25,6 +25,7 @@ from dure.config import LONGEST_JOB, Cluster, LoadedJob
 from dure.config.limits import LONGEST_SECONDS
 from dure.config.sections import Checkpoint, Eval, Job
 from dure.engine.run_job import launch_ranks
+from dure.proof.compare_receipts import State, last_state
 from dure.proof.stored_tensors import of_checkpoint
 from dure.proof.verify_receipt import ReceiptFolder, Verified, verify
 
@@ -40,6 +41,12 @@ class Replayed:
     ranks: int
     difference: str = ""
     """The first one, "" when all records are the same."""
+    state: State | None = None
+    """Of the model in the end; None after a difference."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {name: value for name, value in vars(self).items() if name != "state"}
 
 
 def replay(run: Path, first: int, end: int | None, ranks: int) -> Replayed:
@@ -50,6 +57,12 @@ def replay(run: Path, first: int, end: int | None, ranks: int) -> Replayed:
         raise UsageError(f"--steps {first}:{last}: the receipt has steps 0 to {found.steps - 1}")
     start, place = _state_before(run, first)
     return _replay_from(run, place, Replayed(first, last, start, ranks))
+
+
+def state_after(run: Path, steps: int, ranks: int, *, newest: int) -> Replayed:
+    """Compute a run again up to its state after so many steps, from a checkpoint that is not newer than `newest`."""
+    start, place = _state_before(run, min(steps - 1, newest))
+    return _replay_from(run, place, Replayed(start, steps, start, ranks))
 
 
 def replay_spots(run: Path, spots: int, ranks: int, seed: int | None = None) -> list[Replayed]:
@@ -75,21 +88,30 @@ def _verified(run: Path) -> Verified:
         raise ReceiptWrong(f"there is nothing to compare with: {error}") from None
 
 
-def _state_before(run: Path, step: int) -> tuple[int, Path | None]:
-    """(steps done, its folder) of the newest checkpoint that is not after a step."""
+def checkpoints_of(run: Path) -> dict[int, Path]:
+    """Whole checkpoints of a run in a folder, by how many steps they have."""
     folder = Places.of_job(_job_of(run), RunFolder(run.absolute())).storage
-    best: tuple[int, Path | None] = (0, None)
+    found = {}
     for place in sorted(Path(folder).glob("step-*")) if "://" not in folder else []:
         with contextlib.suppress(ReceiptWrong, OSError):
-            done, _ = of_checkpoint(place)
-            if best[0] < done <= step:
-                best = (done, place)
-    return best
+            found[of_checkpoint(place)[0]] = place
+    return found
+
+
+def _state_before(run: Path, step: int) -> tuple[int, Path | None]:
+    """(steps done, its folder) of the newest checkpoint that is not after a step."""
+    known = {done: place for done, place in checkpoints_of(run).items() if done <= step}
+    return (max(known), known[max(known)]) if known else (0, None)
 
 
 def _job_of(run: Path) -> LoadedJob:
     try:
         return LoadedJob.from_json(read_at_most(RunFolder(run).job, LONGEST_JOB * 4).decode())
+    except FileNotFoundError:
+        raise UsageError(
+            f"{run} holds no job: a script's run cannot be replayed, as nobody but the script knows what it computes "
+            "(`dure verify` checks its receipt); start the script again in another folder, and compare by `dure diff`"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{run} cannot be replayed: its job cannot be read ({error})") from None
 
@@ -108,7 +130,7 @@ def _replay_from(run: Path, place: Path | None, wanted: Replayed) -> Replayed:
             if failed.exit_code != ReceiptWrong.exit_code:
                 raise
             return replace(wanted, difference=str(failed))
-    return wanted
+        return replace(wanted, state=last_state(folder.receipt))
 
 
 def _to_replay(loaded: LoadedJob, wanted: Replayed) -> LoadedJob:

@@ -6,13 +6,16 @@ import re
 from collections.abc import Mapping
 
 from dure.base.in_image import IN_IMAGE
+from dure.device.words import ENVIRONMENT_PREFIXES
 from dure.image.contents import HOME
 
-_PREFIXES = ("DURE_", "GLOO_", "NCCL_", "SLURM_", "MASTER_", "TORCH_", "TORCHELASTIC_", "AWS_")
+_PREFIXES = (
+    "DURE_", "GLOO_", "SLURM_", "MASTER_", "TORCH_", "TORCHELASTIC_", "AWS_", *ENVIRONMENT_PREFIXES,
+)  # fmt: skip
 """AWS_: without them a bucket as storage could not be reached from inside."""
 _NAMES = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "PYTHONUNBUFFERED",
+    "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "PYTHONUNBUFFERED",
     "SOURCE_DATE_EPOCH", "TERM", "COLUMNS", "NO_COLOR", "LANG", "LC_ALL", "TZ",
 }  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dure.base.errors import DureError, UsageError
 from dure.base.say import say
+from dure.device.words import DRIVER_LIBRARY
 from dure.image.environment import complete
 from dure.image.mounts import Mounted
 from dure.image.runner import bubblewrap_command
@@ -119,9 +120,7 @@ def _driver_files() -> list[tuple[str, str]]:
     if not os.path.exists("/dev/nvidiactl") or ldconfig is None:
         return []
     listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60, check=False).stdout
-    found = re.findall(
-        r"^\s*(lib(?:cuda|nvidia-[\w-]+)\.so\.\d+) \(libc6,[^)]+\) => (\S+)$", listed, re.MULTILINE
-    )
+    found = re.findall(rf"^\s*({DRIVER_LIBRARY}) \(libc6,[^)]+\) => (\S+)$", listed, re.MULTILINE)
     return [(path, f"{_DRIVER}/{name}") for name, path in found]
 
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from dure.base.errors import DureError, Failure, PeerLost, RankFailed, Resumable, StorageError
 from dure.base.files import open_plain
 from dure.base.say import redacted
+from dure.device.words import MACHINE_FAULTS, PROGRAM_FAULTS
 
 _LOST_CONNECTION = (
     "connection closed by peer",
@@ -25,7 +26,7 @@ _LOST_CONNECTION = (
     "gloo/transport",
 )
 _MACHINE_ERRORS = {"OutOfMemoryError", "AcceleratorError"}  # torch's: named, so that it need not be imported
-_MACHINE_WORDS = ("dataloader worker", "can't allocate memory", "out of memory", "cuda error", "nccl error")
+_MACHINE_WORDS = ("dataloader worker", "can't allocate memory", "out of memory", *MACHINE_FAULTS)
 _BETTER_CAUSE_SECONDS = 5.0
 """For the rank that failed first: it may still unwind, on a machine that is busy with the others' ends."""
 _TORCH_DISTRIBUTED_ERRORS = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
@@ -84,10 +85,12 @@ def may_pass(error: BaseException) -> bool:
         return isinstance(error, StorageError | PeerLost)
     if isinstance(error, FileNotFoundError | FileExistsError | IsADirectoryError | NotADirectoryError):
         return False
+    text = str(error).lower()
+    if any(words in text for words in PROGRAM_FAULTS):
+        return False
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, OSError | MemoryError) or names & _MACHINE_ERRORS or is_aftermath(error):
         return True
-    text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _MACHINE_WORDS)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Iterator
+
 from dure.base.errors import Resumable
 
 
@@ -13,14 +16,24 @@ class LeaseOver(Resumable):
 
 
 class Lease:
-    """Ended by the thread that listens to the supervisor, noticed by the agent at its next look."""
+    """What the thread that listens to the supervisor has heard; the agent and the leader look at it."""
 
     def __init__(self) -> None:
         self._why = ""
+        self._lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
 
     def end(self, why: str) -> None:
         """From now on the agent may not run; the first reason counts."""
         self._why = self._why or why
+
+    def note_lost(self, node: int, why: str) -> None:
+        """The engine knows that a node is lost."""
+        self._lost.put((node, why))
+
+    def lost_nodes(self) -> Iterator[tuple[int, str]]:
+        """The nodes that were noted as lost since the last call, and why."""
+        while not self._lost.empty():
+            yield self._lost.get()
 
     def check(self) -> None:
         """Raise LeaseOver once it has ended."""

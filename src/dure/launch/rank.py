@@ -35,6 +35,8 @@ from dure.observe.heartbeat import Heartbeat, Phase
 
 STACKS_OF_SCRIPT = signal.SIGRTMAX - 5
 """Asks a rank of `dure run` for its stacks: a signal that no script uses, and only sent to one that waits for it."""
+WATCH_VARIABLE = "DURE_WATCH"
+"""Set by `dure run --watch`: whether silent mistakes of scripts are told (`warn`), or are errors (`strict`)."""
 _HEADER = struct.Struct("<Q")
 _LONGEST_WORDS = 800
 """With up to four bytes a letter, and what pickle adds, less than a pipe takes at once (4096 bytes)."""
@@ -120,6 +122,7 @@ def live(
     os.setsid()  # as under torchrun: a terminal's Ctrl-C goes to the launcher, which ends the ranks
     os.set_inheritable(request.report, False)
     start: RankStart = pickle.loads(request.start)
+    watch = start.env.pop(WATCH_VARIABLE, "off")  # a script sees what it sees under torchrun
     os.environ.clear()
     os.environ.update(start.env)
     say_through(lambda text: _tell(request.report, Said(text[:_LONGEST_WORDS])))
@@ -135,7 +138,7 @@ def live(
     set_title(*rank_title(start.rank, start.env.get("WORLD_SIZE", "?"), work.words))
     own_state.renew()
     if isinstance(work, Script):
-        return _run_script(work, start, request.report, fresh_path, preloaded)
+        return _run_script(work, start, request.report, fresh_path, preloaded, watch)
     keep_output_harmless()
     _leave(_call(work, start.rank, request.report))
 
@@ -146,11 +149,13 @@ def _run_script(
     report: int,
     fresh_path: list[str],
     preloaded: Mapping[str, Mapping[str, str]],
+    watch: str,
 ) -> int:
     faulthandler.enable()  # a crash in native code leaves the Python stacks in the log
     stacks_on(STACKS_OF_SCRIPT, script.folder.stacks(start.rank))
     keep_process_groups()
     stand_in_for_gloo(os.environ)  # torch may be imported already
+    _watch(watch, script.folder)
     settings = LateSettings(preloaded, speaks=start.env.get("LOCAL_RANK") == "0")
     hidden = Preloaded(preloaded, settings.look)
 
@@ -161,6 +166,15 @@ def _run_script(
         return run_as_main(script.target, script.argv, script.module, fresh_path, tell)
     finally:
         hidden.put_back_all()
+
+
+def _watch(mode: str, folder: RunFolder) -> None:
+    """Look for silent mistakes of the script; what this needs is imported before packages are hidden."""
+    if mode in ("warn", "strict") and os.environ.get("WORLD_SIZE") != "1" and "torch" in sys.modules:
+        with contextlib.suppress(ImportError, AttributeError):  # a torch without distributed
+            from dure.proof import detectors
+
+            detectors.start("strict" if mode == "strict" else "warn", folder)
 
 
 def read_report(data: bytearray) -> Said | Returned | Failure | None:

@@ -20,7 +20,8 @@ _STORE_SECONDS = 30.0
 
 def store_listener(address: str) -> socket.socket:
     """A free port of `address` for a team's store. Ranks can connect from now on: they are served a little later."""
-    return socket.create_server((address, 0), backlog=2048)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=2048)
 
 
 def serve_store(listener: int, server_pid: int, *, on_demand: bool) -> NoReturn:

@@ -20,6 +20,7 @@ import torch
 from dure.base.errors import UsageError
 from dure.base.files import read_at_most, write_whole
 from dure.comm.group import Group
+from dure.device.accelerator import is_host
 from dure.proof import battery
 from dure.proof.battery import Battery
 
@@ -78,7 +79,7 @@ def in_words(names: list[str], of: int) -> str:
 
 
 def _measured(dtype: torch.dtype, device: torch.device) -> dict[str, str]:
-    folder = _cache_folder() if device.type == "cpu" else None
+    folder = _cache_folder() if is_host(device) else None
     path = None if folder is None else folder / f"{_key(dtype, device)}.json"
     if path is not None and (known := _read(path)) is not None:
         return known

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from dure.device.accelerator import draws_kept
 from dure.device.fingerprint import fingerprint
 
 Results = list[torch.Tensor]
@@ -53,8 +54,7 @@ class Battery:
     def run(self) -> dict[str, str]:
         """Fingerprints of the results, by the operation's name. The global generators are left as they were."""
         found = {}
-        devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with draws_kept(self._device), torch.enable_grad():
             for name, operation in self._operations():
                 try:
                     found[name] = fingerprint(("", result) for result in operation())

@@ -11,12 +11,24 @@ from typing import Any
 import torch
 
 from dure.config import LoadedJob
+from dure.device.exactness import exactness_words
 
-_NOT_TRAINED_BY = {"name", "storage", "hooks", "eval", "checkpoint", "log", "cluster", "slurm"}
+_NOT_TRAINED_BY = {
+    "name",
+    "storage",
+    "hooks",
+    "eval",
+    "checkpoint",
+    "log",
+    "cluster",
+    "slurm",
+    "ray",
+    "kubernetes",
+}
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
-    "train": ("prove_every", "receipt_every", "epochs", "steps", "shard_optimizer"),
+    "train": ("prove_every", "receipt_every", "epochs", "steps", "shard_optimizer", "ema"),
     "team": ("ranks", "min_ranks", "arithmetic", "hang_seconds", "stop_seconds", "max_restarts"),
     "reduce": ("transport",),
 }
@@ -37,7 +49,7 @@ _KERNELS_BY = (
 
 def recipe_of(
     loaded: LoadedJob,
-    device: str,
+    device: torch.device,
     samples: int,
     code: Mapping[str, str],
     arithmetic: Mapping[str, str],
@@ -68,17 +80,18 @@ def recipe_of(
     }
 
 
-def machine_words(device: str) -> dict[str, Any]:
+def machine_words(device: torch.device) -> dict[str, Any]:
     """What of the bits depends on this machine and on torch, whatever is trained."""
     return {
         "torch": torch.__version__,
-        "device": device,
+        "device": device.type,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "blas": _blas(),
         "kernels": {name: os.environ[name] for name in _KERNELS_BY if name in os.environ},
         "default_dtype": str(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),
+        **exactness_words(device),
     }
 
 

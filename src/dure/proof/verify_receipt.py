@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dure.base.errors import ReceiptWrong, UsageError
 from dure.base.files import open_plain, read_at_most
+from dure.base.run_folder import RunFolder
 from dure.proof import stored_tensors
 from dure.proof.receipt import (
     BODY,
@@ -30,6 +33,7 @@ from dure.proof.sign_receipt import check_signature
 
 _AT = struct.Struct("<I4xQ")
 _LONGEST_HEAD = 16 << 20
+_LONGEST_SCRIPT = 1 << 20
 
 
 @dataclass
@@ -64,11 +68,12 @@ class ReceiptFolder:
     @classmethod
     def of(cls, path: Path) -> ReceiptFolder:
         """Of a run's folder, or of the receipt itself."""
-        for folder in (path / "receipt", path):
+        for folder in (path / "receipt", path, *_beside_checkpoints(path)):
             if (folder / "head").is_file():
                 return cls(folder)
         raise UsageError(
-            f"{path} has no receipt; give a run's folder (`dure train --run-dir`) or its `receipt`"
+            f"{path} has no receipt; give a run's folder (`dure train --run-dir`) or its `receipt`; of a script that "
+            "calls team.checkpoint, its run's folder or that of its checkpoints"
         )
 
     @property
@@ -95,6 +100,14 @@ class ReceiptFolder:
         with open(open_plain(self.path / "steps"), "rb") as file:
             whole = file.read()
         return [parse(whole[at : at + BODY]) for at in range(0, len(whole) // RECORD * RECORD, RECORD)]
+
+
+def _beside_checkpoints(run: Path) -> Iterator[Path]:
+    """Where a script has its receipt that keeps its checkpoints in a folder of its own."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        place = str(json.loads(read_at_most(RunFolder(run).script, _LONGEST_SCRIPT))["checkpoints"])
+        if "://" not in place:
+            yield run / place / "receipt"
 
 
 def verify(path: Path, *, weights: Path | None = None, key: Path | None = None) -> Verified:
@@ -207,6 +220,8 @@ def _check_samples(path: Path) -> None:
 def _check_checkpoints(run: Path, told: list[dict[str, Any]], found: Verified) -> None:
     """All that are in the run's own folder."""
     folder = run / "checkpoints"
+    if not folder.is_dir() and any(run.glob("step-*")):  # a script's own folder of checkpoints
+        folder = run
     if not folder.is_dir():
         found.notes.append(f"no checkpoints were looked at: there is no {folder}")
         return

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dure.base.errors import JobError, ModelRefused
 from dure.comm.topology import Topology
+from dure.device.accelerator import is_host
 from dure.step.loss import LossSum, SumAndCount, full_precision, sum_and_count
 
 
@@ -175,7 +176,7 @@ def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """All tensors in a batch, on the device."""
-    if device.type == "cpu":
+    if is_host(device):
         return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dure.base.errors import ModelRefused
 from dure.comm.group import Group
+from dure.device.accelerator import is_host
 from dure.device.fingerprint import fingerprint, named_weights
 from dure.step.unused import graph_of
 
@@ -103,10 +104,8 @@ def wrap(module: torch.nn.Module, *, free_cores: int) -> DistributedDataParallel
     """A real DDP that neither broadcasts weights (they are verified instead) nor buffers (shard 0's count)."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModelRefused("no parameter of the model requires a gradient; there is nothing to train")
-    device_ids = None
-    first = next(module.parameters())
-    if first.is_cuda:
-        device_ids = [first.device.index]
+    first = next(module.parameters()).device
+    device_ids = None if is_host(first) else [first.index]
     gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     # It says itself that it is no error: of a weight with one row, the gradient may come transposed.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +19,16 @@ from dure.step.loss import SumAndCount
 from dure.step.own_mean import OwnMean
 from dure.step.replica import Buffers
 from dure.step.unused import complete, not_reached, refuse_frozen
+
+
+@contextlib.contextmanager
+def synchronised(model: DistributedDataParallel) -> Iterator[None]:
+    """The opposite of `model.no_sync()`: a script that is inside of it would train apart without a word."""
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
 
 
 class ShardPasses:
@@ -45,7 +56,7 @@ class ShardPasses:
     def compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
         """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
         # The compiler cuts a model where DDP's buckets end if it runs inside of DDP, and then it must on every shard.
-        with nullcontext() if isinstance(loss, WholeLoss) else self.model._inside_ddp_forward():
+        with contextlib.nullcontext() if isinstance(loss, WholeLoss) else self.model._inside_ddp_forward():
             unused = self._compute(batch, loss, step, buffers)
         if self._own_mean is not None:
             refuse_frozen(self._parameters, unused)
@@ -100,9 +111,10 @@ class ShardPasses:
         """The loss of the micro-batch with which ranks meet: with what DDP does around its forward pass, so that its
         reducer expects the backward pass. A function over the micro-batch may call any method of the module, several
         times."""
-        self.model._pre_forward()
-        total, count = compute_loss(self.model.module, part, loss, self._setting)
-        self.model._post_forward(total)
+        with synchronised(self.model):
+            self.model._pre_forward()
+            total, count = compute_loss(self.model.module, part, loss, self._setting)
+            self.model._post_forward(total)
         return total, count
 
     def _backward_and_meet(

@@ -31,7 +31,9 @@ from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
 from dure.comm.same_node import topology_of
 from dure.comm.topology import leader_host
+from dure.device.accelerator import CPU, is_host
 from dure.device.fingerprint import fingerprint, optimizer_tensors
+from dure.proof import detectors
 from dure.proof.verify_replicas import who_differs
 
 DEADLINE_SECONDS = 1800.0
@@ -45,6 +47,7 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     check_every: int = 100,
     deadline_seconds: float = DEADLINE_SECONDS,
+    watch: detectors.Mode = "warn",
 ) -> "Attached":
     """Let the gradients of a stock DDP model take dure's exchange, from its next backward pass on.
 
@@ -53,10 +56,15 @@ def attach(
     parameters, and the state of `optimizer` if it is given, are compared over ranks; the first tensor that differs is
     named, with its ranks, in the error that the next backward pass raises.
 
+    `watch`: silent mistakes of the loop (a forgotten set_epoch, gradients that are not synchronised, …) are told in a
+    line on stderr ("warn"), raise ("strict"), or are not looked for ("off").
+
     A collective call of all ranks, after `init_process_group`, once per model. What is returned needs not be kept.
     """
     if check_every < 0:
         raise UsageError(f"check_every is {check_every}; use 0 (never) or more")
+    if watch not in detectors.MODES:
+        raise UsageError(f"watch is {watch!r}; use warn, strict or off")
     _refuse_what_cannot_be_attached(model)
     keep_process_groups()
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -64,13 +72,15 @@ def attach(
     exchangers = ExchangerFactory(
         topology,
         size,
-        torch.device("cpu"),
+        CPU,
         Wire(),
         "auto",
         deadline_seconds=deadline_seconds,
         link_secret=read_link_secret(os.environ),
     )
-    return Attached(model, optimizer, check_every, exchangers, size)
+    attached = Attached(model, optimizer, check_every, exchangers, size)
+    detectors.watch_model(model, watch)
+    return attached
 
 
 class Attached:
@@ -207,9 +217,10 @@ def _refuse_what_cannot_be_attached(model: DistributedDataParallel) -> None:
                 "exchange cannot add; use sparse=False"
             )
     for name, parameter in model.module.named_parameters():
-        if parameter.device.type != "cpu":
+        if not is_host(parameter.device):
             raise ModelRefused(
-                f"{name} is on {parameter.device}, and attach is for models on the CPU; NCCL is as fast there"
+                f"{name} is on {parameter.device}, and attach is for models on the CPU; a device's own collectives "
+                "are as fast there"
             )
         if parameter.requires_grad and parameter.is_complex():
             raise ModelRefused(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
 from dure.base.errors import CheckpointError, UsageError
@@ -32,15 +34,20 @@ from dure.comm.raise_on_all import raise_on_all
 from dure.comm.topology import read_run_folder
 from dure.config import Checkpoint as Settings
 from dure.data.batches import Batch, Batches
+from dure.device.fingerprint import named_weights
 from dure.observe import events
 from dure.observe.heartbeat import Phase
 from dure.proof.recipe import recipe_hash
 from dure.proof.verify_replicas import prove_same
+from dure.step.lockstep import StepResult
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.team.script_recipe import script_recipe
 
 if TYPE_CHECKING:
     from dure.team.team import Team
 
+_ROOT_EVERY = 100
+"""Steps between two hashes of the whole state in the receipt, as a job's train.receipt_every."""
 _ASKS_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -56,10 +63,12 @@ class Wanted:
     every_seconds: float | None = None
     keep: int = 2
     keep_every: int = 0
+    keep_best: str | None = None
     memory_every: int | Literal["auto"] = "auto"
     folder: str | Path | None = None
     rescue: str | Path | None = None
     any_recipe: bool = False
+    receipt: bool = True
 
     def settings(self) -> Settings:
         """As `dure train` has them."""
@@ -72,6 +81,7 @@ class Wanted:
                 every_seconds=seconds,
                 keep=self.keep,
                 keep_every=self.keep_every,
+                keep_best=self.keep_best,
                 memory_every=self.memory_every,
                 rescue=None if self.rescue is None else str(self.rescue),
             )
@@ -139,6 +149,7 @@ class Checkpoint:
             raise UsageError("team.checkpoint: every and every_seconds are 0, so nothing would ever be saved")
         self._team = team
         self._calls = calls
+        self._keep_best = wanted.keep_best
         self._any_recipe = wanted.any_recipe
         self._module = one_module(wanted.model)
         self._models = wanted.model
@@ -178,8 +189,13 @@ class Checkpoint:
             ),
             self._progress,
             RunInfo(None, None, recipe, facts, wanted.any_recipe),
-            Reporting(self._recorder, team.heartbeat, self._note),
+            Reporting(self._recorder, team.heartbeat, self._note, self._before_saving),
         )
+        self._schedule = one_schedule(wanted.schedule)
+        self._recipe, self._wants_receipt = recipe, wanted.receipt
+        self._receipt: RunReceipt | None = None
+        self._passes: list[StepResult] = []
+        """Of the step that `save_if_due` ends."""
         self._listen()
         if run is not None and team.topology.local_rank == 0:
             _announce(run, self._places)
@@ -198,23 +214,52 @@ class Checkpoint:
         self._resumed = True
         with self._calls.inside("resume"):
             self._manager.resume()
+            self._receipt = self._open_receipt() if self._wants_receipt else None
         return self.step
 
-    def save_if_due(self) -> None:
+    def save_if_due(self, metrics: Mapping[str, float] | None = None) -> None:
         """After each step: keep the state in the launcher's memory and save it, each when due.
 
-        Raises Resumable, with the state saved, when any rank was asked to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1):
-        leave it alone, and the script ends with exit code 75.
+        `metrics` are of an evaluation after this very step, alike on all ranks, such as `team.evaluate(...).metrics`;
+        with `keep_best` the state is saved now. Raises Resumable, with the state saved, when any rank was asked to stop
+        (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1): leave it alone, and the script ends with exit code 75.
         """
         flags, self._flags = self._flags, None
         if flags is None:
+            if metrics is not None:
+                raise UsageError(
+                    "metrics are of the step before this call, and there was none since the last one; evaluate before "
+                    "save_if_due, and give it what was found"
+                )
             return  # no step since the last call
         for loop in self._progress.loops:
             loop.steps = self._reached.pop(id(loop.batches), loop.steps)
         self._progress.steps_done += 1
+        self._note_metrics(metrics)
+        passes, self._passes = self._passes, []
+        if self._receipt is not None:
+            self._receipt.after_step(self.step - 1, passes)
         with self._calls.inside("save_if_due", self.step):
             self._manager.save_if_due(flags)
         self._team.heartbeat.beat(self.step, Phase.DATA)
+
+    def _note_metrics(self, metrics: Mapping[str, float] | None) -> None:
+        """Of an evaluation after this step; None where there was none."""
+        found = {name: float(value) for name, value in (metrics or {}).items()}
+        if metrics is not None:
+            told = self._team.group.gather(json.dumps(found, sort_keys=True), "comparing metrics")
+            odd = next((rank for rank, words in enumerate(told) if words != told[0]), None)
+            if odd is not None:
+                raise UsageError(
+                    f"save_if_due was given the metrics {told[0]} on rank 0 and {told[odd]} on rank {odd}; give what "
+                    "team.evaluate found, which is alike on all ranks"
+                )
+            if self._keep_best is not None and self._keep_best not in found:
+                raise UsageError(
+                    f"team.checkpoint: keep_best is {self._keep_best!r}, which is no metric; there are "
+                    f"{', '.join(found) or 'none'}"
+                )
+        self._progress.metrics, self._progress.evaluated = found, metrics is not None
 
     def save(self) -> None:
         """Save the state as it is now, and wait until it is saved; CheckpointError when it could not be."""
@@ -257,9 +302,11 @@ class Checkpoint:
             loops.append(_Loop(plan, 0, batch.source))
         return self._manager.step_flags()
 
-    def end_step(self, batch: Batch, flags: int) -> None:
-        """After a forward and backward pass: the flags of all ranks, OR-ed."""
-        self._flags = flags | (self._flags or 0)
+    def end_step(self, batch: Batch, result: StepResult) -> None:
+        """After a forward and backward pass; its flags are those of all ranks, OR-ed."""
+        self._flags = result.flags | (self._flags or 0)
+        if self._receipt is not None:
+            self._passes.append(result)
         self._reached[id(batch.source)] = batch.step + 1
 
     def updating(self) -> contextlib.AbstractContextManager[None]:
@@ -271,6 +318,8 @@ class Checkpoint:
         try:
             if saves and self._resumed and self.step > 0:
                 self._manager.save_last()
+                if self._receipt is not None:
+                    self._receipt.end(self.step)
         finally:
             self._recorder.close()
             if threading.current_thread() is threading.main_thread():
@@ -290,6 +339,44 @@ class Checkpoint:
         for number in _ASKS_TO_STOP:
             if self._before[number] is not signal.SIG_IGN:  # nohup: what was ignored stays ignored
                 signal.signal(number, ask)
+
+    def _open_receipt(self) -> RunReceipt | None:
+        """As `dure train` has one; beside the checkpoints, so that it is one chain with them. None where there is no
+        folder for it, and where another recipe's state goes on."""
+        place = self._places.storage
+        folder = (
+            self._places.run
+            if "://" in place or Path(place).is_relative_to(self._places.run.path)
+            else RunFolder(Path(place))
+        )
+        if "://" in str(folder.path):
+            return None
+        for model in self._models.values() if isinstance(self._models, dict) else _listed(self._models):
+            if isinstance(model, DistributedDataParallel):
+                self._team.mark_gradients(model)
+        module, optimizer, schedule = self._module, self._optimizer, self._schedule
+        try:
+            return RunReceipt(
+                folder,
+                head_of(self._recipe, self._team.setting.shards, _ROOT_EVERY),
+                self.step,
+                lambda: state_tensors(
+                    module, optimizer, schedule, self._extra, sharded=self._sharing() is not None
+                ),
+                self._note,
+                left_out=set(dict(named_weights(module))) - set(module.state_dict()),
+                is_writer=self._team.is_leader,
+                session={"ranks": self._team.topology.size, "host": socket.gethostname()},
+            )
+        except UsageError:
+            if not self._any_recipe:
+                raise
+            self._note("the receipt ends here: the state that goes on is of another recipe")
+            return None
+
+    def _before_saving(self, steps_done: int) -> None:
+        if self._receipt is not None:
+            self._receipt.saving(steps_done)
 
     def _refuse_before_resume(self) -> None:
         if not self._resumed:
@@ -334,6 +421,10 @@ class Checkpoint:
     def _note(self, text: str) -> None:
         if self._team.is_leader:
             self._recorder.record(events.Noted(text))
+
+
+def _listed(models: Any) -> list[Any]:
+    return list(models) if isinstance(models, list | tuple) else [models]
 
 
 def _plan_of(batches: Batches) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dure.comm.group import Group
 from dure.comm.topology import Topology
 from dure.data.batches import Batch, Batches, BatchPlan
 from dure.data.shards import Split, SplitKind
+from dure.device.accelerator import is_host
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.step.dataset_check import check_dataset
 from dure.step.forward import Setting
@@ -29,6 +30,7 @@ class TeamData:
         self._setting = setting
         self._group = group
         self._heartbeat = heartbeat
+        self._pins = not is_host(setting.device)
         self._evaluated: dict[int, tuple[Dataset[Any], int]] = {}
         """Evaluation data that was looked at, and its length."""
 
@@ -67,7 +69,9 @@ class TeamData:
         """This rank's shards of every batch; `cursor` tells the first step when they are begun."""
         rank, ranks, seed = self._topology.rank, self._topology.size, self._setting.seed
         plan = BatchPlan(cut, rank, ranks, seed, shuffle, accumulate)
-        return Batches(dataset, plan, steps=steps, workers=workers, collate=collate, cursor=cursor)
+        return Batches(
+            dataset, plan, steps=steps, workers=workers, collate=collate, cursor=cursor, pins=self._pins
+        )
 
     def eval_batches(
         self,
@@ -86,7 +90,9 @@ class TeamData:
         cut = Split(self._evaluated[id(dataset)][1], batch, self._setting.shards)
         rank, ranks = (self._topology.rank, self._topology.size) if self._setting.sync else (0, 1)
         plan = BatchPlan(cut, rank, ranks, seed, shuffle=False)
-        return Batches(dataset, plan, steps=cut.steps, workers=workers, collate=collate, place=_PLACE)
+        return Batches(
+            dataset, plan, steps=cut.steps, workers=workers, collate=collate, place=_PLACE, pins=self._pins
+        )
 
     def alive(self, batches: Batches) -> Iterator[Batch]:
         """The batches, with a beat for each: a long evaluation is not a hang."""

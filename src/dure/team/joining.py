@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from dure.base.errors import DureError, Resumable, UsageError
 from dure.base.open_files import allow, needed
@@ -22,10 +23,14 @@ from dure.comm.link_secret import read_link_secret
 from dure.comm.reduce.factory import ExchangerFactory, Transport, WireName, wire_named
 from dure.comm.topology import Topology, read_run_folder, read_topology
 from dure.config.limits import LARGEST_SEED, MOST_SHARDS, MOST_THREADS
+from dure.config.sections import DeviceName
 from dure.data.seeds import seed_all
+from dure.device.accelerator import CPU, Decision, Seen, decide, look, make_current
+from dure.device.exactness import compute_exactly
 from dure.device.host_memory import keep_freed_memory
 from dure.device.portable import compute_portably, why_not_portable
 from dure.observe.heartbeat import Heartbeat
+from dure.proof import detectors
 from dure.proof.arithmetic import agree_on_arithmetic
 from dure.step.forward import Setting
 from dure.step.replica import compile_by_shape_alone
@@ -39,7 +44,7 @@ def start(
     shards: int = 8,
     threads: int = 1,
     arithmetic: Literal["native", "portable"] = "native",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: DeviceName = "auto",
     sync: bool = True,
     precision: Literal["fp32", "bf16"] = "fp32",
     wire: WireName = "fp32",
@@ -70,19 +75,17 @@ def start(
             f"{topology.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
         )
     if arithmetic == "portable":
-        _compute_portably(_choose_device(device, topology), precision)
+        _compute_portably(precision)
     allow(needed(topology.size, topology.local_size, topology.nodes))
     torch.set_num_threads(threads)
     keep_freed_memory()
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
-    store = join_world(topology, deadline_seconds)
-    chosen = _choose_device(device, topology)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-        torch.use_deterministic_algorithms(True)
-        # That would fill all new memory at every step, for programs that read what nobody wrote.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    store, chosen = _join(topology, deadline_seconds, device)
+    if arithmetic == "portable" and (why := why_not_portable(chosen, precision)):
+        raise UsageError(f'arithmetic = "portable" cannot be had: {why}')
+    make_current(chosen)
+    compute_exactly(chosen)
     setting = Setting(topology, shards, seed, sync, chosen, precision, deadline_seconds)
     run = read_run_folder(os.environ)
     heartbeat = Heartbeat(run.heartbeat(topology.rank) if run is not None else None)
@@ -96,6 +99,7 @@ def start(
         deadline_seconds=deadline_seconds,
         link_secret=read_link_secret(os.environ),
     )
+    detectors.stop()
     team = Team(topology, setting, threads, heartbeat, calls, exchangers)
     team.agree(
         {
@@ -115,7 +119,23 @@ def start(
     return team
 
 
-def _compute_portably(device: torch.device, precision: str) -> None:
+def _join(topology: Topology, deadline_seconds: float, wanted: str) -> tuple[Store | None, torch.device]:
+    """Agree with all ranks on a device for each, and make the process group for it."""
+    own = look(wanted, socket.gethostname(), topology.node, topology.local_rank, topology.local_size)
+    store, decided = join_world(
+        topology,
+        deadline_seconds,
+        own.to_json(),
+        lambda told: decide([Seen.from_json(one) for one in told]).to_json(),
+        lambda decided: Decision.from_json(decided).device(topology.rank),
+    )
+    decision = Decision.from_json(decided)
+    if decision.why and topology.is_leader:
+        say(f"device is the CPU: {decision.why}")
+    return store, decision.device(topology.rank)
+
+
+def _compute_portably(precision: str) -> None:
     """Refuse what cannot be the same bits everywhere, and what it is too late for: torch is imported by now."""
     missing = not_portable(os.environ)
     if missing:
@@ -123,7 +143,7 @@ def _compute_portably(device: torch.device, precision: str) -> None:
             'arithmetic = "portable" needs variables that are read before torch is imported; start with `dure run '
             f"--arithmetic portable SCRIPT`, or set them outside: {' '.join(missing)}"
         )
-    if why := why_not_portable(device, precision):
+    if why := why_not_portable(CPU, precision):
         raise UsageError(f'arithmetic = "portable" cannot be had: {why}')
     compute_portably()
 
@@ -153,15 +173,3 @@ def _tell_errors_in_one_line(*, says_resumable: bool = True) -> None:
     if not isinstance(sys.excepthook, _OneLine):
         sys.excepthook = _OneLine()
     sys.excepthook.says_resumable = says_resumable
-
-
-def _choose_device(wanted: str, topology: Topology) -> torch.device:
-    """CUDA where every local rank has a device of its own, else the CPU."""
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and there < topology.local_size:
-        raise UsageError(
-            f"device is cuda, but {socket.gethostname()} has {there} for {topology.local_size} ranks; use cpu"
-        )
-    if wanted == "cuda" or (wanted == "auto" and there >= topology.local_size):
-        return torch.device("cuda", topology.local_rank)
-    return torch.device("cpu")

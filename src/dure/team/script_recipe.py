@@ -40,7 +40,7 @@ def script_recipe(team: Team, wire: str, optimizers: Sequence[torch.optim.Optimi
         "optimizer": [
             {"kind": type(optimizer).__name__, **_plain(optimizer.defaults)} for optimizer in optimizers
         ],
-        **machine_words(setting.device.type),
+        **machine_words(setting.device),
     }
     team.agree(recipe)
     return recipe

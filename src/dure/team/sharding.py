@@ -47,8 +47,8 @@ class ShardedOptimizers:
         if topology.local_size == 1 or id(optimizer) in self._sharded:
             return
         device = self._setting.device
-        ranks = node_group(self._group, topology.node, topology.local_rank, device)
         deadline_seconds = self._setting.deadline_seconds
+        ranks = node_group(self._group, topology.node, topology.local_rank, device, deadline_seconds)
         update = ShardedUpdate(
             optimizer,
             ranks.rank,

@@ -26,6 +26,7 @@ from dure.comm.sharded_optimizer import refuse_what_cannot_be_sharded
 from dure.comm.topology import Topology
 from dure.data.batches import Batch, Batches
 from dure.data.shards import SplitKind
+from dure.device.pinned import move_module
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.observe.results import Apart
 from dure.proof.verify_replicas import how_far_apart, prove_same
@@ -151,7 +152,7 @@ class Team(Member):
     def verify_start(self, module: torch.nn.Module) -> None:
         """Move the model to its device; raise unless it can be exact and all ranks hold the same first weights."""
         refuse_what_cannot_be_exact(module)
-        module.to(self.setting.device)
+        move_module(module, self.setting.device)
         with self._calls.inside("replicate"):
             same_start(module, self.group)
 
@@ -249,10 +250,12 @@ class Team(Member):
         every_seconds: float | None = None,
         keep: int = 2,
         keep_every: int = 0,
+        keep_best: str | None = None,
         memory_every: int | Literal["auto"] = "auto",
         folder: str | Path | None = None,
         rescue: str | Path | None = None,
         any_recipe: bool = False,
+        receipt: bool = True,
     ) -> Checkpoint:
         """Checkpoints of this script, as those of `dure train`: call `resume()` before the first step and
         `save_if_due()` after each; the end is saved when the team is left. A collective call.
@@ -261,10 +264,12 @@ class Team(Member):
         tensors, plain values, and whatever has `state_dict` and `load_state_dict`, such as an average of the weights.
 
         Saved every `every` steps and every `every_seconds` seconds (600 without `every`), in `folder`: a folder or
-        s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, and those of
-        every `keep_every` steps. Under `dure run` states are also kept in the launcher's memory, every `memory_every`
-        steps. `rescue`: where the last state goes when `folder` refuses it. A state of another recipe (other code,
-        seed, torch, …) is refused, unless `any_recipe`.
+        s3://bucket/prefix; without one, in the run's folder that `dure run` gives. The last `keep` stay, those of every
+        `keep_every` steps, and the best one by the metric `keep_best` (the lowest "loss", else the highest) of those
+        that `save_if_due` was told the metrics of. Under `dure run` states are also kept in the launcher's memory,
+        every `memory_every` steps. `rescue`: where the last state goes when `folder` refuses it. A state of another
+        recipe (other code, seed, torch, …) is refused, unless `any_recipe`. Beside the checkpoints the run writes its
+        receipt (see `dure receipt`), unless `receipt` is off.
         """
         if self._checkpoint is not None:
             raise UsageError("this team has a checkpoint already; give it all models, as a dict or a list")
@@ -277,10 +282,12 @@ class Team(Member):
             every_seconds,
             keep,
             keep_every,
+            keep_best,
             memory_every,
             folder,
             rescue,
             any_recipe,
+            receipt,
         )
         wire = str(self._exchangers.wire.dtype)
         with self._calls.inside("checkpoint"):
@@ -334,7 +341,7 @@ class Team(Member):
                 flags |= self._checkpoint.begin_step(batch)
             result = lockstep.forward_backward(batch, computed, flags)
         if self._checkpoint is not None:
-            self._checkpoint.end_step(batch, result.flags)
+            self._checkpoint.end_step(batch, result)
         return result
 
     def update(

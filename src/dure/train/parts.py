@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,6 +20,9 @@ from dure.step.gathered import GATHERED, Gathered
 from dure.step.loss import LOSSES, METRICS, LossSum, as_sum
 from dure.team import Team
 from dure.weights.load import Loaded, Progress
+
+if TYPE_CHECKING:
+    from torch.optim.swa_utils import AveragedModel
 
 
 class Parts:
@@ -54,6 +57,21 @@ class Parts:
             shown = name.partition(":")[2] or name
             found[shown] = GATHERED.get(name) or factory.find(name, "eval.gathered", self._loaded.folder)
         return found
+
+    def average(self, module: torch.nn.Module) -> AveragedModel | None:
+        """The moving average of the weights, at the start these; None without one. Its buffers are the model's."""
+        decay = self._loaded.job.train.ema
+        if decay is None:
+            return None
+        from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+        try:
+            return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        except Exception as error:  # whatever a model's own __deepcopy__ raises
+            raise JobError(
+                f"train.ema is {decay}, but the model cannot be copied: {type(error).__name__}: {error}; leave "
+                "train.ema out, or make the model one that copy.deepcopy takes"
+            ) from error
 
     def optimizer(self, module: torch.nn.Module, *, some_unused: bool) -> torch.optim.Optimizer:
         """By name, or as the job's own factory makes it."""

@@ -17,8 +17,11 @@ from dure.base.run_folder import RunFolder
 from dure.checkpoint.manager import CheckpointManager
 from dure.checkpoint.places import Places
 from dure.checkpoint.run_parts import Ranks, Replica, Reporting, RunInfo
+from dure.checkpoint.script_state import Extra
+from dure.checkpoint.state import AVERAGE
 from dure.config import LoadedJob
 from dure.data.batches import MANY_IDS, Batch
+from dure.device.accelerator import is_host
 from dure.device.fingerprint import named_weights, weights_sha256
 from dure.observe import events, results
 from dure.observe.heartbeat import Phase
@@ -30,11 +33,11 @@ from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
 from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
 from dure.team import Team, start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
 from dure.train.progress import Progress
-from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 _MEMORY_SECONDS = 5.0
 """Between two looks at how much memory the rank holds."""
@@ -110,6 +113,7 @@ class Run:
                 gathered=self.gathered,
                 name="eval.factory",
             )
+        self.average = parts.average(module)
         self.optimizer = parts.optimizer(module, some_unused=self.some_unused)
         if job.train.shard_optimizer:
             self.team.shard_optimizer(
@@ -166,6 +170,7 @@ class Run:
                 self.optimizer,
                 schedule=self.schedule,
                 clip_norm=self.loaded.job.train.clip_norm,
+                ema=self.average,
             )
         return norm, time.perf_counter() - began
 
@@ -197,7 +202,7 @@ class Run:
         self.at.loss = result.loss
         self.at.steps_done = batch.step + 1
         self.at.ledger.add(result.samples, result.mark, ends_epoch=batch.last_of_epoch)
-        self.receipt.after_step(batch, result)
+        self.receipt.after_step(batch.step, [result])
         few = len(batch.ids) <= MANY_IDS
         self.samples_seen += len(batch.ids)
         self.recorder.record(
@@ -239,9 +244,14 @@ class Run:
         """All replicas compare their state; nothing to compare when they train apart."""
         if not self.team.setting.sync:
             return None
-        found = self.team.prove(self.model, self.optimizer, self.at.steps_done - 1)
+        found = self._prove(self.at.steps_done - 1)
         self.recorder.record(events.Proved(self.at.steps_done - 1, found, agree=True))
         return found
+
+    def _prove(self, step: int) -> str:
+        if self.average is not None:
+            self.team.prove(self.average, None, step)
+        return self.team.prove(self.model, self.optimizer, step)
 
     def evaluate(self) -> float:
         """Evaluate the model, if the job says on what; returns the seconds it took."""
@@ -249,7 +259,7 @@ class Run:
         if self.eval_data is not None:
             job = self.loaded.job
             found = self.team.evaluate(
-                self.model,
+                self.model if self.average is None else self.average,
                 self.eval_data,
                 {"loss": self.loss_sum, **self.measures},
                 batch=job.eval.batch or job.data.global_batch,
@@ -346,7 +356,8 @@ class Run:
                 optimizer,
                 self.schedule,
                 lambda: team.sharing(optimizer),
-                lambda step: team.prove(self.model, optimizer, step),
+                self._prove,
+                Extra({}) if self.average is None else Extra({AVERAGE: self.average}),
             ),
             self.at,
             RunInfo(self.batches.steps, self.batches.plan.split.steps, self.recipe_words, facts),
@@ -399,7 +410,7 @@ class Run:
         return agree_on_arithmetic(self.team.group, device, used)
 
     def _agree_on_recipe(self) -> str:
-        device = self.team.setting.device.type
+        device = self.team.setting.device
         weights = None
         if self.weights is not None:
             weights = {"fingerprint": self.weights.fingerprint, "config": self.weights.config}
@@ -421,7 +432,7 @@ class Run:
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
         cores = len(os.sched_getaffinity(0))
         busy = self.team.topology.local_size * section.threads
-        if self.team.setting.device.type == "cpu" and busy < cores:
+        if is_host(self.team.setting.device) and busy < cores:
             self._note(
                 f"{cores - busy} of {cores} cores are idle; --ranks {min(cores // section.threads, section.shards)} "
                 "uses them with the same bits"

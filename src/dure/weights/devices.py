@@ -1,25 +1,31 @@
 """How weights reach the device that they are for: through this host's memory, or straight from the storage.
 
-On CUDA with `kvikio` installed, a folder's files are read straight into device memory: by GPUDirect Storage where the
-driver and the file system have it, else by kvikio's own way over the host. Each rank reads some of the tensors, and
-the others get them over NCCL. No CUDA device has been at hand to run that on; only the choice is tested.
+On an accelerator with `kvikio` installed on all ranks, a folder's files are read straight into device memory: by
+GPUDirect Storage where the driver and the file system have it, else by kvikio's own way over the host. Each rank reads
+some of the tensors, and the others get them by the device's own collectives. No CUDA device has been at hand to run
+kvikio itself; `dure selftest` does, where there is one.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from dure.device.fingerprint import raw_bytes
+from dure.comm.group import Group, group_of, naming_the_wait
+from dure.device.accelerator import is_host
 from dure.storage import Store
 from dure.weights.filling import Target
 from dure.weights.load_group import LoadContext
+
+READ_BYTES = 256 << 20
+"""Read at once, between two signs of life."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,10 @@ class Way:
     why: str
 
 
-def choose_way(device_type: str, location: str, *, sliceable: bool, how: str) -> Way:
-    """Choose, from what is installed and where the weights lie."""
-    if device_type != "cuda":
-        return Way(False, f"read into memory, where the parameters of a {device_type} model are")
+def choose_way(device: torch.device, location: str, *, sliceable: bool, how: str) -> Way:
+    """Choose, from what is installed here and where the weights lie."""
+    if is_host(device):
+        return Way(False, f"read into memory, where the parameters of a {device.type} model are")
     through = "read into host memory, then copied to the device"
     if how != "slices":
         return Way(False, f"{through}: load is {how!r}, and only slices are read straight into device memory")
@@ -47,25 +53,53 @@ def choose_way(device_type: str, location: str, *, sliceable: bool, how: str) ->
     return Way(True, "read straight into device memory with kvikio")
 
 
+def agree_on_way(own: Way, everyone: Group) -> Way:
+    """One way for all ranks, as they read for each other: straight only if all of them can. A collective call."""
+    told = [
+        Way(**json.loads(text)) for text in everyone.gather(json.dumps(asdict(own)), "choosing a way to load")
+    ]
+    odd = next((rank for rank, way in enumerate(told) if not way.direct), None)
+    if odd is None or not own.direct:
+        return own
+    return Way(False, f"{told[odd].why} (on rank {odd}, and all ranks go one way)")
+
+
 def read_direct(
-    targets: Sequence[Target], store: Store, context: LoadContext, device: torch.device
+    targets: Sequence[Target],
+    store: Store,
+    context: LoadContext,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
-    """Fill the targets on the device; returns what this rank read: requests and bytes."""
+    """Fill the targets on the device; returns what this rank read: requests and bytes. `progress` is told often."""
     kvikio = importlib.import_module("kvikio")
-    if "nccl" not in context.groups:
-        context.groups["nccl"] = dist.new_group(backend="nccl")
+    if "device" not in context.groups:
+        context.groups["device"] = group_of(None, context.deadline_seconds, device)
     rank, ranks = context.everyone.rank, context.everyone.size
     shares = [0] * ranks
     used = {"requests": 0, "bytes": 0}
+    done, total = 0, sum(target.source.nbytes for target in targets)
     for target in targets:
         owner = shares.index(min(shares))  # the same on all ranks
         shares[owner] += target.source.nbytes
         there = torch.empty(target.source.shape, dtype=target.source.dtype, device=device)
-        if owner == rank and there.nbytes:
+        if there.nbytes and owner == rank:
             with kvikio.CuFile(str(Path(store.location) / target.source.file), "r") as file:
-                file.read(there, there.nbytes, target.source.start)
-            used = {"requests": used["requests"] + 1, "bytes": used["bytes"] + there.nbytes}
-        dist.broadcast(there, owner, group=context.groups["nccl"])
+                for start, part in _parts(there):
+                    file.read(part, part.nbytes, target.source.start + start)
+                    used = {"requests": used["requests"] + 1, "bytes": used["bytes"] + part.nbytes}
+                    if progress is not None:
+                        progress(done + start, total)
+        with naming_the_wait(rank, "loading weights"):
+            dist.broadcast(there, owner, group=context.groups["device"])
         target.tensor.data = there.to(target.tensor.dtype)
-        target.digest.update(raw_bytes(target.tensor))
+        done += target.source.nbytes
+        if progress is not None:
+            progress(done, total)
     return used
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    flat = tensor.view(-1).view(torch.uint8)
+    for start in range(0, flat.numel(), READ_BYTES):
+        yield start, flat[start : start + READ_BYTES]

@@ -10,7 +10,9 @@ import numpy.typing
 import torch
 import xxhash
 
-from dure.device.fingerprint import raw_bytes
+from dure.device.accelerator import CPU, is_host
+from dure.device.fingerprint import fingerprint, raw_bytes
+from dure.device.pinned import to_device
 from dure.storage.safetensors import TensorAt
 from dure.weights.memory import FreshMemory
 from dure.weights.windows import Window
@@ -34,7 +36,7 @@ class Target:
 
     def __post_init__(self) -> None:
         tensor = self.tensor.detach()
-        self._direct = tensor.is_contiguous() and tensor.device.type == "cpu"
+        self._direct = tensor.is_contiguous() and is_host(tensor.device)
         # A tensor with strides of its own, or on a device, is put together beside it.
         self._whole = tensor if self._direct else torch.empty(tensor.shape, dtype=tensor.dtype)
         self._converts = self.source.dtype != tensor.dtype
@@ -61,7 +63,7 @@ class Target:
             self.digest.update(into.data)
         self._left -= len(came)
         if not self._left and not self._direct:
-            self.tensor.detach().copy_(self._whole)
+            self.tensor.detach().copy_(to_device(self._whole, self.tensor.device))
 
 
 def fill(targets: Sequence[Target], window: Window, held: Bytes) -> None:
@@ -70,8 +72,14 @@ def fill(targets: Sequence[Target], window: Window, held: Bytes) -> None:
         targets[piece.tensor].take(piece.start, held[piece.at : piece.at + piece.nbytes])
 
 
-def fingerprint_of(targets: Iterable[Target]) -> str:
-    """64 bits, as 16 hex digits: names, types, shapes and bytes of all tensors, in the order of their names."""
+def fingerprint_of(targets: Iterable[Target], device: torch.device = CPU) -> str:
+    """64 bits, as 16 hex digits: names, types, shapes and bytes of all tensors, in the order of their names.
+
+    For a model that is for a device it is computed there, whichever way the bytes came.
+    """
+    if not is_host(device):
+        listed = sorted(targets, key=lambda target: target.name)
+        return fingerprint((one.name, to_device(one.tensor.detach(), device)) for one in listed)
     whole = xxhash.xxh3_64()
     for target in sorted(targets, key=lambda target: target.name):
         tensor = target.tensor

@@ -21,11 +21,12 @@ from torch import nn
 
 from dure.base.errors import DureError, ModelRefused, ReplicasDiffer
 from dure.comm.raise_on_all import raise_on_all
+from dure.device.accelerator import CPU
 from dure.device.fingerprint import raw_bytes
 from dure.storage import Store
 from dure.storage.safetensors import TensorAt
 from dure.weights.build import Built, Make, Sketch, build, sketch, sketch_of_folder
-from dure.weights.devices import choose_way, read_direct
+from dure.weights.devices import agree_on_way, choose_way, read_direct
 from dure.weights.filling import Target, fill, fingerprint_of
 from dure.weights.load_group import LoadContext, LoadGroup, fetch_pages, load_group_of
 from dure.weights.pickled import load_pickled
@@ -34,7 +35,6 @@ from dure.weights.source import Source, open_source
 from dure.weights.windows import cut, window_bytes_for
 
 How = Literal["slices", "every-rank", "rank0"]
-CPU = torch.device("cpu")
 Progress = Callable[[int, int], None]
 """Bytes that this rank has, of all."""
 
@@ -129,15 +129,16 @@ def load(
     def read() -> str:
         if way.direct:
             targets = _targets(ours.built, [tensor for tensor, _ in ours.built.match.pairs])
-            used = read_direct(targets, ours.store, context, device)
+            used = read_direct(targets, ours.store, context, device, progress)
             ours.store.access.read(used["bytes"], requests=used["requests"])
         else:
             targets = _read(ours, source, how, progress)
-        return fingerprint_of(targets)
+        return fingerprint_of(targets, device)
 
     with clock.stage("open"):
         source = Source.from_json(raise_on_all(everyone, "opening the weights", open_and_sketch)[0])
-        way = choose_way(device.type, ours.store.location, sliceable=source.sliceable, how=how)
+        own = choose_way(device, ours.store.location, sliceable=source.sliceable, how=how)
+        way = agree_on_way(own, everyone)
     with clock.stage("build"):
         _refuse_other_models(
             [json.loads(text) for text in raise_on_all(everyone, "building the model", build_model)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 
-from dure.comm.group import Group
-from dure.comm.shm_barrier import ShmCounters, line_bytes
+from dure.comm.group import Group, group_of
+from dure.comm.shm_barrier import LINE_BYTES, ShmCounters, line_bytes
 from dure.comm.shm_segment import SharedSegment, share_or_none, share_segment
 from dure.comm.topology import Topology
 from dure.device.copying import POPULATE_WRITE
@@ -76,7 +76,7 @@ def load_group_of(context: LoadContext) -> LoadGroup:
     if len(load_group.nodes) == 1:
         return load_group
     if "between" not in context.groups:
-        context.groups["between"] = dist.new_group(backend="gloo")
+        context.groups["between"] = group_of(None, context.deadline_seconds)
     return replace(load_group, between=context.groups["between"])
 
 
@@ -91,7 +91,7 @@ def _shared_by_node(context: LoadContext) -> LoadGroup:
     )
     if line_bytes(len(segment.pids)) > STAGING_START:
         segment.close()
-        raise OSError(f"{len(segment.pids)} ranks on a node are more than {STAGING_START // line_bytes(1)}")
+        raise OSError(f"{len(segment.pids)} ranks on a node are more than {STAGING_START // LINE_BYTES - 1}")
     counters = ShmCounters(segment, context.deadline_seconds)
     return LoadGroup(context.everyone.rank, segment.sharers, segment, counters)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from dure.base.compiled import compiled_function
 from dure.base.errors import UsageError
 from dure.comm import tree
 from dure.comm.group import Group
-from dure.comm.shm_barrier import ShmCounters, line_bytes
+from dure.comm.shm_barrier import CAME, LINE_BYTES, LOOK_NS, ShmCounters, line_bytes, spin_nanoseconds
 from dure.comm.shm_segment import share_segment
 
 SLOT_BYTES = 512 << 10
@@ -25,9 +26,7 @@ DIRECT_BYTES = 128 << 10
 MOST_RANKS = 64
 _ROW = 8
 """Numbers that say what a rank calls."""
-_CAME = 0
 _PAGE = 4096
-_SPIN_SECONDS, _LOOK_SECONDS = 30e-6, 0.2
 
 DTYPES = {
     torch.float32: 0, torch.float64: 1, torch.int8: 2, torch.uint8: 3, torch.int16: 4, torch.uint16: 5,
@@ -107,11 +106,10 @@ class Channel:
         pairs = tree.join_order([range(rank, rank + 1) for rank in range(size)], size)[0]
         steps = [position for pair in pairs for position in pair]
         self._additions = (ctypes.c_int * max(len(steps), 1))(*steps)
-        enough_cores = len(os.sched_getaffinity(0)) >= size
         self._channel = _Channel(
             *(base, base + rows_at, base + slots_at, base + results_at),
-            *(line_bytes(1), _ROW * 8, SLOT_BYTES),
-            *(size, group.rank, int(_SPIN_SECONDS * 1e9) if enough_cores else 0, int(_LOOK_SECONDS * 1e9)),
+            *(LINE_BYTES, _ROW * 8, SLOT_BYTES),
+            *(size, group.rank, spin_nanoseconds(size), LOOK_NS),
             ctypes.addressof(self._additions),
             len(pairs),
             0,
@@ -139,13 +137,16 @@ class Channel:
         row[:5] = call.kind, call.dtype, operation.op, call.root, call.nbytes
         where = ctypes.addressof(channel), ctypes.addressof(operation)
         what = _name(call.kind, call.root)
+        barrier, since = -1, 0.0
         while (came := self._run(*where)) != self._size:
             if came < 0:
                 raise OSError(-came, os.strerror(-came))
             if came > self._size:
                 raise UsageError(self._who_calls_what(int(channel.came) % 2))
             look()
-            self._counters.wait(came, _CAME, _as_int32(channel.came), what, look, deadline_seconds)
+            if barrier != channel.came:
+                barrier, since = channel.came, time.monotonic()
+            self._counters.refuse_lost(came, CAME, _as_int32(barrier), what, since, deadline_seconds)
 
     def close(self) -> None:
         """Let go of the descriptors."""

@@ -16,7 +16,7 @@
 #define BLOCK 4096    /* bytes of a piece that are combined at a time: they stay in the first cache */
 #define LINE 64       /* parts begin on whole cache lines */
 
-int64_t dure_barrier_1(char *first, size_t ranks, size_t stride, size_t own, int32_t value, int64_t spin_ns,
+int64_t dure_barrier_2(char *first, size_t ranks, size_t stride, size_t own, int32_t value, int64_t spin_ns,
                        int64_t sleep_ns);
 
 typedef struct {
@@ -29,7 +29,7 @@ typedef struct {
 int dure_tree_sum_4(const Plan *plan, const size_t *ranges, size_t num_ranges, float scale);
 
 typedef struct {
-  char *lines;  /* counters, one line per rank; only the first word of a line is used here */
+  char *lines;  /* of the barrier */
   char *rows;   /* two rows per rank: what it calls */
   char *slots;  /* two per rank */
   char *results;
@@ -124,15 +124,17 @@ static char *slot(const Channel *c, int64_t rank, int64_t barrier) {
 
 static char *result(const Channel *c, int64_t barrier) { return c->results + (barrier % 2) * c->slot_bytes; }
 
-/* Reduce `bytes` at `at` of everyone's slot into `out`, in tree order by rank. */
-static void reduce(const Channel *c, const Operation *o, int64_t barrier, size_t at, size_t bytes, char *out) {
+/* Reduce `bytes` at `at` of everyone's slot into `outs`, in tree order by rank. What this rank gives is not in its slot
+ * but at `own`, which may be the second of `outs`. */
+static void reduce(const Channel *c, const Operation *o, int64_t barrier, size_t at, size_t bytes, const char *own,
+                   char *const *outs, int num_outs) {
   int ranks = (int)c->ranks;
+  const char *pieces[MOST];
   if (bytes == 0) return;
+  for (int rank = 0; rank < ranks; rank++) pieces[rank] = rank == c->own ? own : slot(c, rank, barrier) + at;
   if (o->dtype == F32 && (o->op == SUM || o->op == AVG)) {
-    const float *pieces[MOST];
-    float *outs[1] = {(float *)out};
-    for (int rank = 0; rank < ranks; rank++) pieces[rank] = (const float *)(slot(c, rank, barrier) + at);
-    Plan plan = {pieces, c->additions, outs, ranks, (int)c->num_additions, 0, 1, 0, 0, __builtin_inff()};
+    Plan plan = {(const float *const *)pieces, c->additions, (float *const *)outs, ranks, (int)c->num_additions, 0,
+                 num_outs, 0, 0, __builtin_inff()};
     size_t range[2] = {0, bytes / sizeof(float)};
     dure_tree_sum_4(&plan, range, 1, o->op == AVG ? 1.0f / (float)ranks : 1.0f);
     return;
@@ -142,11 +144,11 @@ static void reduce(const Channel *c, const Operation *o, int64_t barrier, size_t
   _Alignas(64) char held[MOST][BLOCK];
   for (size_t done = 0; done < bytes; done += BLOCK) {
     size_t now = bytes - done < BLOCK ? bytes - done : BLOCK;
-    for (int rank = 0; rank < ranks; rank++) memcpy(held[rank], slot(c, rank, barrier) + at + done, now);
+    for (int rank = 0; rank < ranks; rank++) memcpy(held[rank], pieces[rank] + done, now);
     for (int64_t addition = 0; addition < c->num_additions; addition++)
       combine(held[c->additions[2 * addition]], held[c->additions[2 * addition + 1]], now / width);
     if (o->op == AVG) divide(held[0], o->dtype, now / width, ranks);
-    memcpy(out + done, held[0], now);
+    for (int out = 0; out < num_outs; out++) memcpy(outs[out] + done, held[0], now);
   }
 }
 
@@ -166,13 +168,23 @@ static size_t chunk_bytes(const Operation *o, int64_t chunk) {
 
 static int receives(const Channel *c, const Operation *o) { return o->root < 0 || o->root == c->own; }
 
+/* Copy all but this rank's part, which no other rank needs to see, or has made. */
+static void copy_others(const Channel *c, char *into, const char *from, size_t bytes) {
+  size_t own, count;
+  own_part(c, bytes, &own, &count);
+  memcpy(into, from, own);
+  memcpy(into + own + count, from + own + count, bytes - own - count);
+}
+
 static void fill(const Channel *c, const Operation *o, int64_t chunk, int64_t barrier) {
   size_t at = (size_t)(chunk * o->chunk), count = chunk_bytes(o, chunk);
   char *own = slot(c, c->own, barrier);
   if (o->kind == REDUCE_SCATTER) {
     for (int64_t rank = 0; rank < c->ranks; rank++)
-      memcpy(own + rank * o->chunk, o->in + rank * o->bytes + at, count);
-  } else if (o->kind == ALL_REDUCE || o->kind == REDUCE_DIRECT || o->kind == ALL_GATHER ||
+      if (rank != c->own) memcpy(own + rank * o->chunk, o->in + rank * o->bytes + at, count);
+  } else if (o->kind == ALL_REDUCE) {
+    copy_others(c, own, o->in + at, count);
+  } else if (o->kind == REDUCE_DIRECT || o->kind == ALL_GATHER ||
              (o->kind == BROADCAST && o->root == c->own)) {
     memcpy(own, o->in + at, count);
   }
@@ -181,13 +193,17 @@ static void fill(const Channel *c, const Operation *o, int64_t chunk, int64_t ba
 /* What is done between the barrier of a chunk and the next one. */
 static void take(const Channel *c, const Operation *o, int64_t chunk, int64_t barrier) {
   size_t at = (size_t)(chunk * o->chunk), count = chunk_bytes(o, chunk), from;
+  char *outs[2];
   switch (o->kind) {
     case ALL_REDUCE:
       own_part(c, count, &from, &count);
-      reduce(c, o, barrier, from, count, result(c, barrier) + from);
+      outs[0] = result(c, barrier) + from;
+      outs[1] = receives(c, o) ? o->outs[0] + at + from : 0;
+      reduce(c, o, barrier, from, count, o->in + at + from, outs, receives(c, o) ? 2 : 1);
       break;
     case REDUCE_DIRECT:
-      if (receives(c, o)) reduce(c, o, barrier, 0, count, o->outs[0] + at);
+      outs[0] = o->outs[0] + at;
+      if (receives(c, o)) reduce(c, o, barrier, 0, count, o->in + at, outs, 1);
       break;
     case BROADCAST:
       if (o->root != c->own) memcpy(o->outs[0] + at, slot(c, o->root, barrier), count);
@@ -198,7 +214,8 @@ static void take(const Channel *c, const Operation *o, int64_t chunk, int64_t ba
           memcpy(o->outs[rank] + at, rank == c->own ? o->in + at : slot(c, rank, barrier), count);
       break;
     case REDUCE_SCATTER:
-      reduce(c, o, barrier, (size_t)(c->own * o->chunk), count, o->outs[0] + at);
+      outs[0] = o->outs[0] + at;
+      reduce(c, o, barrier, (size_t)(c->own * o->chunk), count, o->in + c->own * o->bytes + at, outs, 1);
       break;
   }
 }
@@ -215,7 +232,7 @@ int64_t dure_collective_1(Channel *c, Operation *o) {
       c->came = barrier;
       o->arrived = 1;
     }
-    int64_t came = dure_barrier_1(c->lines, (size_t)c->ranks, c->stride, (size_t)c->own, (int32_t)barrier, c->spin_ns,
+    int64_t came = dure_barrier_2(c->lines, (size_t)c->ranks, c->stride, (size_t)c->own, (int32_t)barrier, c->spin_ns,
                                   c->sleep_ns);
     if (came != c->ranks) return came;
     o->arrived = 0;
@@ -228,7 +245,7 @@ int64_t dure_collective_1(Channel *c, Operation *o) {
     }
     if (chunk < chunks) take(c, o, chunk, barrier);
     if (o->kind == ALL_REDUCE && chunk > 0 && receives(c, o))
-      memcpy(o->outs[0] + (chunk - 1) * o->chunk, result(c, barrier - 1), chunk_bytes(o, chunk - 1));
+      copy_others(c, o->outs[0] + (chunk - 1) * o->chunk, result(c, barrier - 1), chunk_bytes(o, chunk - 1));
   }
   return c->ranks;
 }

@@ -44,6 +44,7 @@ from dure.comm.backend.reductions import combinable, flat, op_name, put_back
 from dure.comm.backend.store_group import StoreGroup, share_channel
 from dure.comm.backend.work import DureWork, InOrder
 from dure.comm.process_groups import keep_process_groups
+from dure.device.accelerator import is_host
 
 _c10d: Any = dist.distributed_c10d
 """Has the options' classes, which torch.distributed does not export."""
@@ -69,6 +70,7 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
         self._set_default_backend(kind)
         self._channel = share_channel(StoreGroup(store, rank, size, timeout), timeout)
         self._order = InOrder()
+        self._submitted = 0
         self._failure: PeerLost | None = None
         self._coalesced: DureWork | None = None
         if not _alive:
@@ -93,6 +95,10 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
         """For operations from now on."""
         self._timeout = timeout
         super().set_timeout(timeout)
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Collectives that this rank has called, whoever does them; torch's tools compare it over ranks."""
+        return int(self._gloo._get_sequence_number_for_group()) + self._submitted
 
     # Through shared memory.
 
@@ -262,7 +268,7 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
         if self._failure is not None:
             raise self._failure
         return self._channel is not None and all(
-            tensor.layout == torch.strided and tensor.device.type == "cpu" for tensor in tensors
+            tensor.layout == torch.strided and is_host(tensor.device) for tensor in tensors
         )
 
     def _refuse_fork(self) -> None:
@@ -272,8 +278,12 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
                 "itself can"
             )
 
-    def _submit(self, tensors: Tensors, task: Callable[[], None], opts: Any) -> Work:
+    def _submit(
+        self, tensors: Tensors, task: Callable[[], None], opts: Any, *, is_gloos: bool = False
+    ) -> Work:
+        """`is_gloos`: it only waits for what Gloo does, and counts."""
         self._refuse_fork()
+        self._submitted += not is_gloos
         waits = not getattr(opts, "asyncOp", True)
         work = self._order.submit(DureWork(tensors), task, waits=waits)
         self._coalesced = work
@@ -352,7 +362,7 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
                 for tensor in tensors:
                     tensor.copy_(tensor / self._size)
 
-        return self._submit(tensors, task, opts)
+        return self._submit(tensors, task, opts, is_gloos=True)
 
     def _after(self, works: Sequence[Work], tensors: Tensors, opts: Any) -> Work:
         if len(works) == 1:
@@ -362,7 +372,7 @@ class ProcessGroupDure(ByGloo, _c10d.ProcessGroup):  # type: ignore[misc]  # tor
             for work in works:
                 work.wait()
 
-        return self._submit(tensors, task, opts)
+        return self._submit(tensors, task, opts, is_gloos=True)
 
 
 eager_only(ProcessGroupDure, DureWork, InOrder)

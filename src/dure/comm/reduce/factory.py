@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dure.base.say import say
-from dure.comm.group import Group, part_of
+from dure.comm.group import Group, group_of, part_of
 from dure.comm.link import Link, lay_link
 from dure.comm.reduce.between_nodes import BetweenNodes
 from dure.comm.reduce.exchanger import Exchanger, Wire, most_pieces
@@ -18,6 +18,7 @@ from dure.comm.reduce.shared_memory import ThroughSharedMemory
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.shm_segment import share_or_none
 from dure.comm.topology import Topology
+from dure.device.accelerator import is_host
 
 Transport = Literal["auto", "gloo"]
 WireName = Literal["fp32", "bf16"]
@@ -56,12 +57,11 @@ class ExchangerFactory:
         self._gradients: dist.ProcessGroup | None = None
         self._local: Group | None = None
         self._peers: Group | None = None
-        self._shares = transport == "auto" and device.type == "cpu"
+        self._shares = transport == "auto" and is_host(device)
         if topology.size == 1:
             return
-        gloo = dist.new_group(backend="gloo")
-        self.everyone = Group(gloo, topology.rank, topology.size)
-        self._gradients = dist.new_group(backend="nccl") if device.type == "cuda" else gloo
+        self._gradients = group_of(None, deadline_seconds, device)
+        self.everyone = Group(self._gradients, topology.rank, topology.size)
         self._shares = self._shares and self._is_regular()
         if self._shares and topology.nodes > 1:
             self._local, self._peers = self._groups_of_nodes()
@@ -81,7 +81,9 @@ class ExchangerFactory:
             totals = StepTotals.numbers(self._shards, topology.size)
             shared = share_or_none(
                 local,
-                lambda: ThroughSharedMemory(local, extras, totals, self._deadline_seconds, self.wire),
+                lambda: ThroughSharedMemory(
+                    local, extras, totals, self._deadline_seconds, self.wire, is_whole=topology.nodes == 1
+                ),
                 "gradients go over Gloo, same bits",
             )
             possible = everyone.gather(str(shared is not None), "choosing a way for gradients")
@@ -126,4 +128,5 @@ class ExchangerFactory:
         topology, device = self._topology, torch.device("cpu")
         nodes = [range(at, at + topology.local_size) for at in range(0, topology.size, topology.local_size)]
         peers = [range(at, topology.size, topology.local_size) for at in range(topology.local_size)]
-        return part_of(self.everyone, nodes, device), part_of(self.everyone, peers, device)
+        seconds = self._deadline_seconds
+        return part_of(self.everyone, nodes, device, seconds), part_of(self.everyone, peers, device, seconds)

@@ -75,9 +75,8 @@ class GradientMarks:
                 continue
             at, start, stop = wanted
             values = torch.zeros_like(parameter) if gradient is None else gradient
-            whole = raw_bytes(values)
-            size = values.element_size()
-            found[at] = xxhash.xxh3_64_intdigest(whole[start * size : stop * size])
+            window = values.detach().contiguous().view(-1)[start:stop]  # only that crosses over from a device
+            found[at] = xxhash.xxh3_64_intdigest(raw_bytes(window))
 
     def as_vector(self, numbers: int) -> torch.Tensor:
         """So many numbers; every rank fills its own shards' places. A hash comes in two halves."""

@@ -20,6 +20,7 @@ from dure.comm.reduce.exchanger import ALL_USED, BucketBuffers, Exchange, Exchan
 from dure.comm.reduce.gradient_marks import GradientMarks
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
+from dure.device.streams import Ready, SideStream, future_on, ready_now
 
 CLOSE_SECONDS = 10.0
 
@@ -43,6 +44,8 @@ class _Bucket:
     parameters: Sequence[torch.Tensor]
     is_last: bool
     future: torch.futures.Future[torch.Tensor]
+    ready: Ready
+    """When its gradients are there; recorded in the autograd thread."""
 
 
 @dataclass
@@ -67,6 +70,8 @@ class StepExchange:
     buckets: list[_Bucket] = field(default_factory=list)
     bucket_buffers: list[BucketBuffers] = field(default_factory=list)
     """Of those buckets."""
+    begun: list[Ready] = field(default_factory=list)
+    """When this rank's earlier shards are added; recorded in the training thread."""
 
 
 class GradientExchange:
@@ -87,6 +92,7 @@ class GradientExchange:
         self._step: StepExchange | None = None
         self._own_places: OwnPlaces | None = None
         self._failure: BaseException | None = None
+        self._side = SideStream()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
         self._thread.start()
@@ -98,6 +104,8 @@ class GradientExchange:
     def begin(self, step: StepExchange) -> None:
         """Start the step's exchange; call it before the backward pass that DDP synchronises."""
         self._step = step
+        # Autograd may run the last shard's backward pass in other streams than the one that added those before.
+        step.begun = [ready_now(device) for device in self._stack.devices]
         self._exchanger.waits.begin()
         self._tasks.put(lambda: self._meet_totals(step))
 
@@ -115,7 +123,13 @@ class GradientExchange:
         start = buffer.storage_offset()
         offsets = [int(gradient.storage_offset() - start) for gradient in bucket.gradients()]
         handed = _Bucket(
-            bucket.index(), buffer, offsets, bucket.parameters(), bucket.is_last(), torch.futures.Future()
+            bucket.index(),
+            buffer,
+            offsets,
+            bucket.parameters(),
+            bucket.is_last(),
+            future_on(buffer.device),
+            ready_now(buffer.device),
         )
         step.complete = handed.is_last
         step.handed_over_at = time.perf_counter()
@@ -168,22 +182,26 @@ class GradientExchange:
         try:
             step.buckets.append(bucket)
             self.raise_failure()
-            buffers = self._exchanger.buffers(bucket.index, bucket.buffer)
-            step.bucket_buffers.append(buffers)
-            if step.marks is not None and step.shard is not None:
-                views = self._stack.views_of(bucket.buffer, bucket.parameters, bucket.offsets)
-                step.marks.note(step.shard, bucket.parameters, views)
-            self._join_own(step, buffers, bucket)
-            own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
-            flags = ALL_USED if bucket.is_last and step.all_used else 0
-            self._exchanger.exchange(buffers, Exchange(step.shape, step.scale, flags, own))
-            if bucket.is_last:
-                self._conclude(step)
+            with self._side.after(bucket.ready, *step.begun, device=bucket.buffer.device):
+                self._exchange_ready(step, bucket)
+                if bucket.is_last:
+                    self._conclude(step)
         except BaseException as failure:  # whatever it is, the autograd thread must not wait for ever
             self._failure = self._failure or failure
             for waiting in step.buckets:
                 waiting.future.set_exception(RuntimeError(str(failure)))  # type: ignore[arg-type]
             step.buckets.clear()
+
+    def _exchange_ready(self, step: StepExchange, bucket: _Bucket) -> None:
+        buffers = self._exchanger.buffers(bucket.index, bucket.buffer)
+        step.bucket_buffers.append(buffers)
+        if step.marks is not None and step.shard is not None:
+            views = self._stack.views_of(bucket.buffer, bucket.parameters, bucket.offsets)
+            step.marks.note(step.shard, bucket.parameters, views)
+        self._join_own(step, buffers, bucket)
+        own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
+        flags = ALL_USED if bucket.is_last and step.all_used else 0
+        self._exchanger.exchange(buffers, Exchange(step.shape, step.scale, flags, own))
 
     def _conclude(self, step: StepExchange) -> None:
         if step.marks is not None:

@@ -13,12 +13,13 @@ from dure.comm.reduce.exchanger import (
     Exchange,
     Wire,
     adding_dtype,
-    is_finite,
+    all_finite,
     joined,
     largest,
 )
 from dure.comm.reduce.treesum import TreeSum, tree_sum
 from dure.comm.reduce.waits import Waits
+from dure.device.accelerator import is_host
 
 _MOST_FLAGS = 8
 
@@ -51,6 +52,8 @@ class Alone(PlainBuffers):
         super().__init__()
         self._rank = rank
         self._flags = 0
+        self._finite: list[torch.Tensor] = []
+        """Of this step's sums on a device, whether they are finite; looked at in `conclude`."""
         self._sums: dict[tuple[int, int], tuple[BucketBuffers, TreeSum]] = {}
         """By bucket and number of pieces; for the buffers they were made for."""
 
@@ -60,11 +63,16 @@ class Alone(PlainBuffers):
         held = len(asked.shape.by_rank[self._rank])
         if not held:  # no samples in this step, and nobody else's gradients
             buffers.out.zero_()
+        elif not is_host(buffers.out.device):
+            self._finite.append(_sum_on_device(list(buffers.own(held)), asked.scale, buffers.limit))
         elif buffers.out.numel() and not self._sum(buffers, held)(asked.scale):
             self._flags |= NOT_FINITE
 
     def conclude(self) -> int:
         """See `Exchanger`."""
+        if self._finite:
+            self._flags |= 0 if bool(torch.stack(self._finite).all()) else NOT_FINITE
+            self._finite.clear()
         flags, self._flags = self._flags, 0
         return flags
 
@@ -101,6 +109,8 @@ class OverGloo(PlainBuffers):
         self._flags = 0
         self._told = True
         """Whether the last exchange has told this rank's flags."""
+        self._everyones: list[torch.Tensor] = []
+        """What ranks told in this step's exchanges, where the gradients are; looked at in `conclude`."""
 
     def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
@@ -130,18 +140,24 @@ class OverGloo(PlainBuffers):
             # One more element tells this rank's flags: small whole numbers, exact in every dtype that is added in.
             slice_and_flags = out.new_empty(width + 1)
             torch.mul(received[root], asked.scale, out=slice_and_flags[:width])
-            if not is_finite(slice_and_flags[:width], buffers.limit):
-                self._flags |= NOT_FINITE
-            slice_and_flags[width] = self._flags
+            finite = all_finite(slice_and_flags[:width], buffers.limit)
+            slice_and_flags[width].fill_(self._flags)
+            if not self._flags & NOT_FINITE:
+                slice_and_flags[width].add_(finite.logical_not(), alpha=NOT_FINITE)
             whole = out.new_empty(self._ranks * (width + 1))
             dist.all_gather_single(whole, slice_and_flags, group=self._group)
         rows = whole.view(self._ranks, width + 1)
-        for told in rows[:, width].tolist():
-            self._flags |= int(told)
+        self._everyones.append(rows[:, width].clone())
         _gather(rows[:, :width], out)
 
     def conclude(self) -> int:
         """See `Exchanger`. Every exchange ends with all ranks' results and flags, but for an empty bucket's."""
+        if self._everyones:  # once per step: on a device, the host waits here
+            with self.waits:
+                told = torch.cat([row.float() for row in self._everyones]).tolist()
+            self._everyones.clear()
+            for flags in {int(number) for number in told}:
+                self._flags |= flags
         flags, self._flags = self._flags, 0
         return flags if self._told else flags_of_all(flags, self._totals)
 
@@ -152,6 +168,15 @@ class OverGloo(PlainBuffers):
 
     def close(self) -> None:
         """See `Exchanger`."""
+
+
+def _sum_on_device(pieces: list[torch.Tensor], scale: float, limit: float) -> torch.Tensor:
+    """The pieces added from left to right, scaled, into the last; whether that is finite, as a tensor."""
+    whole = pieces[0]
+    for piece in pieces[1:]:
+        whole.add_(piece)
+    out = torch.mul(whole, scale, out=pieces[-1])
+    return all_finite(out, limit)
 
 
 def flags_of_all(flags: int, group: Group) -> int:

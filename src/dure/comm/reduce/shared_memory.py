@@ -3,7 +3,8 @@
 DDP's buckets are moved into shared memory in place, so that nothing is copied in. Each rank walks over its
 slice in one pass: it adds everyone's pieces in tree order and writes the scaled sum back into everyone's
 bucket, over the bytes it has just read. Memory is read once and written once, which is what one plain copy
-costs. One barrier per bucket: all pieces are there. One more at the end of the step: all slices are done.
+costs. One barrier per bucket: all pieces are there. One more at the end of the step: all slices are done; not where all
+buckets were small (see small_buckets.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dure.comm.reduce.exchanger import (
     largest,
     leading_to,
 )
+from dure.comm.reduce.small_buckets import SmallBuckets, SmallBuffers, slot_bytes
 from dure.comm.reduce.treesum import TreeSum, tree_sum
 from dure.comm.reduce.waits import Waits
 from dure.comm.shm_barrier import ShmBarrier, barrier_bytes
@@ -56,9 +58,17 @@ class ThroughSharedMemory:
     """The exchanger of ranks on one node."""
 
     def __init__(
-        self, group: Group, extras: Sequence[int], totals: int, deadline_seconds: float, wire: Wire
+        self,
+        group: Group,
+        extras: Sequence[int],
+        totals: int,
+        deadline_seconds: float,
+        wire: Wire,
+        *,
+        is_whole: bool = True,
     ) -> None:
-        """`extras` are the pieces that each rank may hold beside its bucket, `totals` the numbers of `total`.
+        """`extras` are the pieces that each rank may hold beside its bucket, `totals` the numbers of `total`. Without
+        `is_whole` these ranks' sums go on to other nodes, from buckets in shared memory.
 
         Raises OSError where memory cannot be shared; a collective call, to be made within `share_or_none`.
         """
@@ -67,26 +77,39 @@ class ThroughSharedMemory:
         self._ranks = group.size
         self._extras = extras
         self._wire = wire
-        shared = share_segment(group, barrier_bytes(group.size, 2 * totals), "sharing a barrier")
+        slots_at = -(-barrier_bytes(group.size, 2 * totals) // mmap.PAGESIZE) * mmap.PAGESIZE
+        shared = share_segment(group, slots_at + slot_bytes(extras), "sharing a barrier")
         self._barrier = ShmBarrier(shared, 2 * totals, deadline_seconds)
+        self._small = SmallBuckets(shared.bytes, slots_at, extras, group.rank, wire) if is_whole else None
         self.waits = Waits()
         self._half = 0
-        self._bucket_buffers: dict[int, _SharedBuckets] = {}
+        self._bucket_buffers: dict[int, _SharedBuckets | SmallBuffers] = {}
         self._told = False
         self._flags = 0
+        """This rank's, not yet told to the others."""
+        self._agreed = 0
+        """Everyone's, of this step."""
+        self._is_agreed = False
+        """Whether there was a barrier after the last sum of this step that another rank writes for this one."""
 
     def buffers(self, index: int, buffer: torch.Tensor) -> BucketBuffers:
         """See `Exchanger`. New buckets (at first, and when DDP rebuilds them) come to all ranks alike."""
         if not buffer.numel():
             return BucketBuffers(index, buffer, largest(buffer.dtype))
         known = self._bucket_buffers.get(index)
-        if known is not None and known.serves(buffer):
+        small = self._small.buffers(index, buffer, known) if self._small is not None else None
+        if small is not None:
+            if isinstance(known, _SharedBuckets):
+                self._drop(known)
+            self._bucket_buffers[index] = small
+            return small
+        if isinstance(known, _SharedBuckets) and known.serves(buffer):
             if not known.in_place:
                 known.out.copy_(buffer)
                 return known
             if known.out.data_ptr() == buffer.data_ptr():
                 return known
-        if known is not None:
+        if isinstance(known, _SharedBuckets):
             self._drop(known)
         buffers = self._new_buffers(index, buffer)
         self._bucket_buffers[index] = buffers
@@ -95,7 +118,11 @@ class ThroughSharedMemory:
     def exchange(self, buffers: BucketBuffers, asked: Exchange) -> None:
         """See `Exchanger`."""
         self._flags |= asked.flags
+        self._is_agreed = False
         if not buffers.out.numel():
+            return
+        if isinstance(buffers, SmallBuffers):
+            self._exchange_small(buffers, asked)
             return
         assert isinstance(buffers, _SharedBuckets)
         # The places are part of the key: when DDP rebuilds its buckets, one as long as before holds other parameters.
@@ -107,10 +134,26 @@ class ThroughSharedMemory:
         if not walk(asked.scale):
             self._flags |= NOT_FINITE
 
+    def _exchange_small(self, buffers: SmallBuffers, asked: Exchange) -> None:
+        """Every rank has all sums, and everyone's flags, after one barrier."""
+        assert self._small is not None
+        add = self._small.give(buffers, asked.shape)
+        self._agree()
+        self._is_agreed = True
+        if not add(asked.scale):
+            self._agreed |= NOT_FINITE
+
     def conclude(self) -> int:
         """See `Exchanger`."""
-        flags, self._flags = self._flags, 0
-        return self.agree(flags)
+        if not self._is_agreed:  # all ranks alike, as they exchange the same buckets
+            self._agree()
+        flags, self._agreed, self._is_agreed = self._agreed, 0, False
+        return flags
+
+    def _agree(self) -> None:
+        """A barrier at which all ranks' flags become everyone's."""
+        self._agreed |= self.agree(self._flags)
+        self._flags = 0
 
     def wait(self) -> None:
         """Wait for all ranks of the node."""
@@ -162,7 +205,8 @@ class ThroughSharedMemory:
     def close(self) -> None:
         """See `Exchanger`."""
         for buffers in self._bucket_buffers.values():
-            self._drop(buffers)
+            if isinstance(buffers, _SharedBuckets):
+                self._drop(buffers)
         self._bucket_buffers.clear()
         self._barrier.close()
 

@@ -24,6 +24,8 @@ class SubtreeStack:
         self._strides = [_strides_in_bucket(parameter) for parameter in self._parameters]
         self._adds_in_place = all(adding_dtype(p.dtype) == p.dtype for p in self._parameters)
         self._held: list[tuple[range, list[torch.Tensor]]] = []
+        self.devices = sorted({parameter.device for parameter in self._parameters}, key=str)
+        """Where the sums are."""
         self._left: list[torch.Tensor | None] | None = None
         """What a shard left in `.grad`, where the next one's gradients are added to it."""
         self._left_versions: list[int] = []

@@ -14,6 +14,7 @@ import torch
 
 from dure.base.compiled import compiled_function
 from dure.comm.reduce.exchanger import Addition, Wire, is_finite
+from dure.device.accelerator import is_host
 
 BLOCK = 32 * 1024
 """Elements that torch adds at once: small enough that all ranks' blocks stay in a core's cache."""
@@ -94,7 +95,7 @@ def compiled() -> Kernel | None:
 def _is_plain(pieces: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], wire: Wire) -> bool:
     tensors = [*pieces, *outs]
     return wire.dtype in (torch.float32, torch.bfloat16) and all(
-        tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
+        tensor.dtype == torch.float32 and is_host(tensor.device) and tensor.is_contiguous()
         for tensor in tensors
     )
 

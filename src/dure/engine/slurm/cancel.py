@@ -9,7 +9,7 @@ from dure.engine.slurm import queue
 from dure.engine.slurm.script import SAVE_AND_END
 from dure.engine.slurm.status import Target
 
-_OVER = frozenset(
+OVER = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 ) | {"TIMEOUT"}
 
@@ -31,7 +31,7 @@ class Cancelled:
 def cancel(target: Target, *, now: bool) -> Cancelled:
     """End a job: gently, so that it saves after its step, does not come back, and can go on later; or `now`."""
     job = target.job
-    if job is None or job.state in _OVER:
+    if job is None or job.state in OVER:
         state = "no longer in Slurm's memory" if job is None else job.state
         raise UsageError(f"job {target.job_id} is over already ({state}); there is nothing to end")
     run = str(target.run)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from dure.base.errors import Resumable, UsageError
-from dure.base.files import read_at_most
 from dure.base.run_folder import RunFolder
+from dure.engine.progress import Progress, progress_of
 from dure.engine.slurm import queue
 from dure.engine.slurm.queue import Queued
 from dure.engine.slurm.submit import Submitted, submitted_from
-from dure.observe.events import Stepped, TeamFormed, recent_events, totals_in
-
-_SUMMARY_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
-
-    step: int
-    """So many are done."""
-    steps: int
-    loss: float | None
-    done: bool
-    """Whether it has come to its end."""
-    weights_sha256: str | None
-    """Of a run that is done."""
 
 
 @dataclass(frozen=True)
@@ -176,30 +158,3 @@ def _progress(progress: Progress | None) -> str:
         return "not started"
     loss = "" if progress.loss is None else f" · loss {progress.loss:.4g}"
     return f"step {progress.step} of {progress.steps}{loss}{' · done' if progress.done else ''}"
-
-
-def progress_of(folder: RunFolder) -> Progress | None:
-    """How far the run is; None when no rank has recorded anything yet."""
-    path = folder.events(0)
-    try:
-        steps = totals_in(path).steps
-    except OSError:
-        return None
-    if steps == 0:
-        return None
-    step, loss = 0, None
-    for event in recent_events(path):
-        if isinstance(event, TeamFormed):
-            step = event.start  # what the session before did from here on is done again
-        elif isinstance(event, Stepped):
-            step, loss = event.step + 1, event.loss
-    summary = _summary(folder) if step == steps else {}
-    return Progress(step, steps, loss, bool(summary), summary.get("weights_sha256"))
-
-
-def _summary(folder: RunFolder) -> dict[str, str]:
-    try:
-        raw = json.loads(read_at_most(folder.summary, _SUMMARY_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return raw if isinstance(raw, dict) else {}

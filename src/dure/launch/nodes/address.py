@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import ipaddress
 import re
@@ -16,21 +17,23 @@ _IFREQ = 40
 
 
 def split_leader(text: str) -> tuple[str, int]:
-    """`10.0.1.10:29400` as host and port."""
-    match = re.fullmatch(r"([^\s:\[\]]+):([0-9]{1,5})", text)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise UsageError(f"--leader is {text!r}; give the leader's address and a port, as in 10.0.1.10:29400")
-    return match[1], int(match[2])
+    """`10.0.1.10:29400` or `[fd00::10]:29400` as host and port."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]+)):([0-9]{1,5})", text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise UsageError(
+            f"--leader is {text!r}; give the leader's address and a port, as in 10.0.1.10:29400 or [fd00::10]:29400"
+        )
+    return match[1] or match[2], int(match[3])
 
 
 def resolve(host: str) -> str:
     """The address of the leader, by which all nodes reach it."""
     try:
-        return str(ipaddress.IPv4Address(host))
+        return str(ipaddress.ip_address(host))
     except ValueError:
         pass
     try:
-        address = socket.gethostbyname(host)
+        address = _address_of(host)
     except OSError as error:
         raise UsageError(
             f"the leader's name {host!r} cannot be resolved here: {error.strerror or error}; give its address"
@@ -44,9 +47,21 @@ def resolve(host: str) -> str:
     return address
 
 
+def _address_of(host: str) -> str:
+    """IPv4 where a name has both."""
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        try:
+            return str(socket.getaddrinfo(host, None, socket.AF_INET6, socket.SOCK_STREAM)[0][4][0])
+        except OSError:
+            pass
+        raise
+
+
 def address_towards(leader: str) -> str:
     """This node's own address on the route to the leader."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(leader), socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((leader, 9))
         except OSError as error:
@@ -68,9 +83,26 @@ def interfaces() -> dict[str, str]:
     return found
 
 
+def interfaces6() -> dict[str, str]:
+    """Interface → IPv6 address, of those that have one that others reach them by."""
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            digits, *_, name = line.split()
+            address = ipaddress.IPv6Address(int(digits, 16))
+            if not address.is_link_local:  # which would need the other side's name of the interface
+                found.setdefault(name, str(address))
+    return found
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Of an address: IPv6 or IPv4."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def choose_interface(leader: str, wanted: str | None) -> tuple[str, str]:
     """(interface, address) that this node's ranks talk over."""
-    known = interfaces()
+    known = interfaces6() if family_of(leader) == socket.AF_INET6 else interfaces()
     if wanted is not None:
         if wanted not in known:
             there = ", ".join(f"{name} ({address})" for name, address in sorted(known.items()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
+import threading
 import time
 
 from dure.base.lines import LineError, Lines
@@ -20,6 +22,8 @@ class AgentConnection(Lines):
         with contextlib.suppress(OSError):  # a pair of local sockets has no such option
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
+        self._encrypting = threading.Lock()
+        """An encrypted socket is not to be read by one thread while another writes."""
         descriptor = connection.fileno()
         super().__init__(descriptor, descriptor, longest=HELLO_BYTES, most_unsent=_UNSENT_BYTES)
 
@@ -45,7 +49,29 @@ class AgentConnection(Lines):
     def finish(self) -> None:
         """Say that nothing more will be sent; what the other side still says can be received."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
+            socket.socket.shutdown(
+                self.socket, socket.SHUT_WR
+            )  # an encrypted one's own would end the decryption too
+
+    def _take(self, most: int) -> bytes:
+        if not isinstance(self.socket, ssl.SSLSocket):
+            return super()._take(most)
+        with self._encrypting:
+            try:
+                return self.socket.recv(
+                    most
+                )  # a record has at most as many bytes: none stays where no poll sees it
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise BlockingIOError from None
+
+    def _put(self, chunk: bytearray) -> int:
+        if not isinstance(self.socket, ssl.SSLSocket):
+            return super()._put(chunk)
+        with self._encrypting:
+            try:
+                return self.socket.send(chunk)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise BlockingIOError from None
 
     def close(self) -> None:
         """Close at once; what was sent and not taken is lost."""

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dure.base.team_key import TeamKey
 from dure.comm.link_secret import offered
 from dure.launch.lease import Lease
 from dure.launch.nodes.address import choose_interface, resolve
+from dure.launch.nodes.encrypt import encryption_of
 from dure.launch.nodes.leader import Leader, listen_for_nodes
 from dure.launch.nodes.member import Member, NodeTaken, reach_leader
 from dure.launch.nodes.membership import LEADER, Membership, Terms
@@ -46,6 +48,8 @@ class Nodes:
     max_restarts: int
     facts: dict[str, str]
     """What must be the same on all nodes."""
+    tls: bool = False
+    """Whether what the agents tell each other is encrypted."""
     is_job: bool = True
     """A job has one folder for all nodes, and goes on from what it has saved; a script has a folder a node."""
     script: UnsavedScript | None = None
@@ -103,6 +107,7 @@ def join(
     interface, own_address = choose_interface(address, nodes.interface)
     hello = Hello(nodes.node, socket.gethostname(), own_address, nodes.ranks, nodes.facts)
     news: queue.SimpleQueue[str | Restart] = queue.SimpleQueue()
+    encryption = encryption_of(key) if nodes.tls else None
     with contextlib.ExitStack() as stack:
         leader = None
         if nodes.leads:
@@ -119,10 +124,13 @@ def join(
                 nodes.script,
             )
             membership = Membership(terms, time.monotonic(), news.put, news.put, run.asked_to_stop)
-            leader = stack.enter_context(Leader(listener, membership, nodes.lost_seconds, key))
+            leader = stack.enter_context(
+                Leader(listener, membership, nodes.lost_seconds, key, encryption, lease.lost_nodes)
+            )
 
         def connect() -> socket.socket:
-            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check)
+            again = None if nodes.leads else partial(resolve, nodes.leader)
+            return reach_leader(address, nodes.port, key, nodes.join_seconds, say, check, encryption, again)
 
         member, told = _welcomed(stack, nodes, hello, connect, say, check)
         path = Path(told) if nodes.is_job or nodes.leads else choose_run()

@@ -12,12 +12,14 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 from dure.base.team_key import TeamKey
 from dure.comm.handshake import PENDING, Acceptor
 from dure.launch.nodes.connection import AgentConnection, close_all
+from dure.launch.nodes.encrypt import Encryption
 from dure.launch.nodes.membership import LEADER, Membership, Outgoing
 from dure.launch.nodes.messages import Alive, Bye, Hello, Message, Refused
 from dure.launch.port import listen_at
@@ -52,9 +54,21 @@ class Leader:
     """Serves nodes until the run is over. The leader's own agent is one of them, and connects like the others."""
 
     def __init__(
-        self, listener: socket.socket, membership: Membership, lost_seconds: float, key: TeamKey
+        self,
+        listener: socket.socket,
+        membership: Membership,
+        lost_seconds: float,
+        key: TeamKey,
+        encryption: Encryption | None = None,
+        lost_nodes: Callable[[], Iterable[tuple[int, str]]] = tuple,
     ) -> None:
+        """With `encryption`, what follows the proof of the key is encrypted.
+
+        `lost_nodes` says which nodes are known to be lost since it was asked last, and why.
+        """
+        self._encryption = encryption
         self._membership = membership
+        self._lost_nodes = lost_nodes
         self._lost_seconds = lost_seconds
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
@@ -72,6 +86,7 @@ class Leader:
         """To be closed when the other side has closed, or at a time."""
         self._nodes: dict[AgentConnection, int] = {}
         """The inverse of `_lines`."""
+        self._looked_over_at = 0.0
         self._told_of_strangers = 0
         self._said_at = self._said_strangers_at = self._beat_at = 0.0
         self._closing = threading.Event()
@@ -108,10 +123,17 @@ class Leader:
                         self._accept(key.fileobj, now)
                     else:
                         self._hear(key.data, now)
+                        if key.data.closed:
+                            self._looked_over_at = (
+                                0.0  # or it would be readable, and wake us, until we look again
+                            )
                 self._acceptor.expire()
                 self._post(self._membership.tick(now))
                 self._beat(now)
-                self._let_go(now)
+                # All connections, but not after every message: N nodes' beats would cost N squared looks.
+                if now - self._looked_over_at >= _LOOK_SECONDS:
+                    self._looked_over_at = now
+                    self._let_go(now)
         finally:
             self._acceptor.close()
             close_all([*self._lines.values(), *self._new, *self._refused], _FLUSH_SECONDS)
@@ -120,6 +142,12 @@ class Leader:
     def _accept(self, readable: object, now: float) -> None:
         connection = self._acceptor.ready(readable)
         if connection is not None:
+            if self._encryption is not None:
+                try:
+                    connection = self._encryption.answer(connection)
+                except OSError:  # it is gone again
+                    connection.close()
+                    return
             line = AgentConnection(connection)
             self._new[line] = now
             self._selector.register(connection, selectors.EVENT_READ, line)
@@ -162,6 +190,9 @@ class Leader:
 
     def _let_go(self, now: float) -> None:
         """Close the connections that are over, and tell the membership of the nodes that are lost with them."""
+        for node, why in self._lost_nodes():
+            if node in self._lines and node != LEADER:
+                self._lines[node].closed = why
         for node, line in list(self._lines.items()):
             silent = now - line.heard_at
             if not line.closed and silent > self._lost_seconds:

@@ -15,6 +15,7 @@ from dure.base.errors import DureError, PeerLost, Resumable, UsageError
 from dure.base.team_key import TeamKey
 from dure.comm.handshake import NotAuthenticated, prove
 from dure.launch.nodes.connection import AgentConnection, close_all
+from dure.launch.nodes.encrypt import Encryption
 from dure.launch.nodes.leader import BEAT_SECONDS, agents_key, agents_purpose
 from dure.launch.nodes.messages import (
     Again,
@@ -51,8 +52,13 @@ def reach_leader(
     seconds: float,
     say: Callable[[str], None],
     check: Callable[[], None],
+    encryption: Encryption | None = None,
+    resolve_again: Callable[[], str] | None = None,
 ) -> socket.socket:
-    """Connect to the leader, who may start later than this node; both prove that they have the team's key."""
+    """Connect to the leader, who may start later than this node; both prove that they have the team's key.
+
+    `resolve_again` looks the leader's name up: a leader that was started again may have another address.
+    """
     deadline = time.monotonic() + seconds
     told = False
     trouble = "no answer"
@@ -60,7 +66,9 @@ def reach_leader(
     while time.monotonic() < deadline:
         check()
         try:
-            return _proved(socket.create_connection((address, port), timeout=2.0), key, address, port)
+            return _proved(
+                socket.create_connection((address, port), timeout=2.0), key, address, port, encryption
+            )
         except NotAuthenticated as error:
             proofs += 1
             if proofs == _PROOFS:
@@ -71,6 +79,9 @@ def reach_leader(
             trouble = str(error)
         except OSError as error:
             trouble = error.strerror or str(error)
+            if resolve_again is not None:
+                with contextlib.suppress(UsageError):
+                    address = resolve_again()
         if not told:
             told = True
             say(f"waits for the leader at {address}:{port} (up to {seconds:.0f} s): {trouble}")
@@ -82,9 +93,13 @@ def reach_leader(
     )
 
 
-def _proved(connection: socket.socket, key: TeamKey, address: str, port: int) -> socket.socket:
+def _proved(
+    connection: socket.socket, key: TeamKey, address: str, port: int, encryption: Encryption | None
+) -> socket.socket:
     try:
         prove(connection, agents_key(key), agents_purpose(address, port))
+        if encryption is not None:
+            return encryption.call(connection)
     except BaseException:
         connection.close()
         raise

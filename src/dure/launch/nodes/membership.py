@@ -69,7 +69,6 @@ class Terms:
 @dataclass
 class _Member:
     hello: Hello
-    ready: bool = False
     step: int = -1
     values: list[Any] | None = None
 
@@ -104,6 +103,8 @@ class Membership:
         self._gathering_since = self.now
         self._enough_since: float | None = None
         self._in_team: list[int] = []
+        self._unready: set[int] = set()
+        """Members that have not said that they are ready; kept, so that N that say so cost N looks, not N squared."""
         self._team = 0
         self._restart_policy = RestartPolicy(self.terms.max_restarts, ranks=0, script=self.terms.script)
         self._failures: list[tuple[Failure, float]] = []
@@ -120,6 +121,7 @@ class Membership:
         if refused is not None:
             return [(node.node, refused)]
         self.members[node.node] = _Member(node)
+        self._unready.add(node.node)
         outgoing: Outgoing = [(node.node, Welcome(self.terms.run))]
         if self._phase in (_Phase.FORMING, _Phase.RUNNING):
             name = self.members[node.node].name
@@ -130,6 +132,7 @@ class Membership:
     def lost(self, node: int, why: str, now: float) -> Outgoing:
         """A node is gone, or has not been heard of for too long."""
         member = self.members.pop(node, None)
+        self._unready.discard(node)
         if member is None or self._phase is _Phase.ENDED:
             return []
         self.say(f"{member.name} is lost: {why}")
@@ -156,7 +159,7 @@ class Membership:
                 member.step = step
                 self._furthest = max(self._furthest, step)
             case Ready():
-                member.ready = True
+                self._unready.discard(node)
                 return self._form(now)
             case StoreUp(team, port) if node == LEADER and team == self._team:
                 return self._start_others(port)
@@ -214,7 +217,7 @@ class Membership:
         """Form a team, if enough nodes are here and all of them are ready."""
         if self._phase is not _Phase.GATHERING or LEADER not in self.members:
             return []
-        if len(self.members) < self.terms.fewest or not all(member.ready for member in self.members.values()):
+        if len(self.members) < self.terms.fewest or self._unready:
             return []
         if self._enough_since is None:
             self._enough_since = now
@@ -227,7 +230,8 @@ class Membership:
         self._phase = _Phase.FORMING
         self._failures.clear()
         for member in self.members.values():
-            member.ready, member.values = False, None
+            member.values = None
+        self._unready = set(self.members)
         return [(LEADER, self._parts(store_port=0, where=self._where())[0])]
 
     def _start_others(self, store_port: int) -> Outgoing:

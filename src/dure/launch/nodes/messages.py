@@ -38,7 +38,7 @@ Step = Annotated[int, Field(ge=-1, lt=1 << 53)]
 """-1: none yet."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
 Host = Annotated[str, Field(max_length=_HOST_CHARACTERS)]
-Address = Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$")]
+Address = Annotated[str, Field(pattern=r"^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9a-f:]{2,39})$")]
 Folder = Annotated[str, Field(max_length=4096)]
 Words = Annotated[str, AfterValidator(lambda text: text[:_WORDS_CHARACTERS])]
 """A sentence or two for people."""

@@ -21,7 +21,7 @@ from dure.base.errors import DureError
 from dure.data.batches import Batch
 from dure.step.loss import as_sum
 from dure.team import Team, attach
-from dure.tools.bench.workload import ATTACHED, BACKEND, DDP, FINER, LIMIT, SHARDED, STATIC, Workload
+from dure.tools.bench.workload import ATTACHED, BACKEND, DDP, FINER, LIMIT, SHARDED, STATIC, TUNED, Workload
 
 Sequences = tuple[Tensor, Tensor]
 """Tokens, and the ones that follow them."""
@@ -95,6 +95,14 @@ def ddp_static(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> 
     return _plain(module, model, _optimizer(model, load), torch.Tensor.backward, data)
 
 
+def ddp_tuned(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contender:
+    """The same, with buckets of the size that `load` says."""
+    model = DistributedDataParallel(
+        module, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=load.bucket_cap_mb
+    )
+    return _plain(module, model, _optimizer(model, load), torch.Tensor.backward, data)
+
+
 def dure_backend(module: nn.Module, load: Workload, data: Sequence[Sequences]) -> Contender:
     """The same as `ddp_static`, on a process group of the backend dure."""
     group = torch.distributed.new_group(backend="dure")
@@ -135,6 +143,7 @@ PEERS: dict[str, Callable[[nn.Module, Workload, Sequence[Sequences]], Contender]
     LIMIT: limit,
     DDP: ddp,
     STATIC: ddp_static,
+    TUNED: ddp_tuned,
     BACKEND: dure_backend,
     ATTACHED: dure_attach,
     "accelerate": accelerate,

@@ -13,9 +13,9 @@ from dure.data.batches import Batch
 from dure.proof.receipt import RECORD
 from dure.step.lockstep import StepResult
 from dure.team import start
+from dure.team.run_receipt import RunReceipt, head_of, state_tensors
 from dure.tools.bench.contenders import Transformer, sequences
 from dure.tools.bench.workload import Workload
-from dure.train.receipts import RunReceipt, head_of, state_tensors
 
 
 def measure(load: Workload, rounds: int, steps: int, run: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def measure(load: Workload, rounds: int, steps: int, run: str) -> dict[str, Any]
                 for _ in range(steps):
                     batch, result = step(kind)
                     if kind == "with":
-                        receipt.after_step(batch, result)
+                        receipt.after_step(batch.step, [result])
                 if at:  # the first makes buckets and optimizer state
                     figures.append((time.process_time() - began) / steps)
         began = time.process_time()

@@ -22,7 +22,9 @@ from dure.tools.bench import openmpi
 from dure.tools.bench.two_nodes import TwoNodes
 from dure.tools.lab.network import bits_per_second
 
-SIZES = (0.0625, 1.0, 25.0, 100.0)
+SIZES = (1 / 1024, 4 / 1024, 16 / 1024, 64 / 1024, 256 / 1024, 1.0, 25.0, 100.0)
+OPENMPI_BAR, LARGEST_WITH_BAR = 1.0, 1.0
+"""Up to so many MiB: at most so many times what OpenMPI takes, which is the quickest with little."""
 HANG_SECONDS = 120.0
 CONTENDERS = ("dure", "gloo", "openmpi", "memcpy", "wire_limit")
 WIRES = ("fp32", "bf16")
@@ -98,13 +100,16 @@ def in_words(figures: Figures) -> str:
     shown = {name: title for name, title in peers.items() if name in _there(figures)}
     lines = [
         f"One all-reduce, {where}: medians of {figures['rounds']} interleaved rounds ({figures['exchanger']}).",
-        f"{'MiB':>8} {'dure':>10} " + " ".join(f"{title:>18}" for title in shown.values()),
+        f"{'':>8} {'dure':>11} " + " ".join(f"{title:>19}" for title in shown.values()),
     ]
     for row in figures["results"]:
         cells = [
-            f"{row[f'{name}_ms']:>7.2f} ms {row[f'{name}_ms'] / row['dure_ms']:>5.1f} ×" for name in shown
+            f"{row[f'{name}_ms']:>8.3f} ms {row[f'{name}_ms'] / row['dure_ms']:>5.1f} ×" for name in shown
         ]
-        lines.append(f"{row['mib']:>8g} {row['dure_ms']:>7.2f} ms " + " ".join(cells))
+        line = f"{_size(row['mib']):>8} {row['dure_ms']:>8.3f} ms " + " ".join(cells)
+        if row["of_openmpi"] is not None and row["bar"] is not None:
+            line += f"   {row['of_openmpi']:.2f} of OpenMPI (bar: ≤ {row['bar']:g})"
+        lines.append(line)
     if figures["nodes"] == 2:
         lines.append("MiB on the link for one all-reduce, there and back:")
         for row in figures["results"]:
@@ -112,10 +117,14 @@ def in_words(figures: Figures) -> str:
                 f"{name} {row['bytes_a_to_b'][name] / 2**20:.2f} + {row['bytes_b_to_a'][name] / 2**20:.2f}"
                 for name in ("dure", "gloo")
             ]
-            lines.append(f"{row['mib']:>8g}   " + "   ".join(sent))
+            lines.append(f"{_size(row['mib']):>8}   " + "   ".join(sent))
     elif "openmpi" not in shown:
         lines.append("OpenMPI is not installed: apt-get install openmpi-bin python3-mpi4py to have it here.")
     return "\n".join(lines)
+
+
+def _size(mib: float) -> str:
+    return f"{mib:g} MiB" if mib >= 1 else f"{mib * 1024:g} KiB"
 
 
 def _there(figures: Figures) -> set[str]:
@@ -124,6 +133,9 @@ def _there(figures: Figures) -> set[str]:
 
 def _row(found: list[RankFigures], size: float, nodes: int, ranks: int) -> Figures:
     row: Figures = {"mib": size} | {f"{name}_ms": _median_ms(found, name, size) for name in CONTENDERS}
+    theirs = row["openmpi_ms"]
+    row["of_openmpi"] = round(row["dure_ms"] / theirs, 3) if theirs else None
+    row["bar"] = OPENMPI_BAR if size <= LARGEST_WITH_BAR and nodes == 1 else None
     for way, first_rank in {"bytes_a_to_b": 0, "bytes_b_to_a": ranks}.items():
         row[way] = None
         if nodes == 2:
@@ -143,7 +155,7 @@ def _median_ms(found: list[RankFigures], name: str, size: float) -> float | None
 
 def repeats_for(mib: float) -> int:
     """How often an all-reduce is repeated in a round: about the same time for every size."""
-    return max(2, min(40, int(40 / max(mib, 1))))
+    return max(2, min(200, int(40 / max(mib, 1e-9))))
 
 
 def _deadline(rate: str | None, mib: Sequence[float], rounds: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,7 +14,16 @@ from dure.device.fingerprint import fingerprint, named_weights
 from dure.observe.heartbeat import Phase
 from dure.team import Team, start
 from dure.tools.bench.contenders import Contender, make_contenders
-from dure.tools.bench.workload import DURE, FINER, LIMIT, SHARDED, RankFigures, Workload
+from dure.tools.bench.workload import (
+    BUCKET_CAPS_MB,
+    DURE,
+    FINER,
+    LIMIT,
+    SHARDED,
+    TUNED,
+    RankFigures,
+    Workload,
+)
 
 TOLERANCE = 1e-5
 """Contenders add in different orders, so they agree to rounding only."""
@@ -22,6 +32,9 @@ TOLERANCE = 1e-5
 def run_rank(load: Workload, names: Sequence[str], ranks: int, rounds: int, steps: int) -> RankFigures:
     """The entry point of every rank."""
     with start(seed=load.seed, shards=ranks) as team, start(seed=load.seed, shards=load.shards) as finer:
+        caps = time_bucket_caps(load, team, finer, rounds, steps) if TUNED in names else {}
+        if caps:
+            load = replace(load, bucket_cap_mb=min(caps, key=lambda cap: caps[cap]))
         contenders = make_contenders(names, load, team, finer)
         differences = check_first_step(contenders, team)
         figures = RankFigures(
@@ -29,6 +42,7 @@ def run_rank(load: Workload, names: Sequence[str], ranks: int, rounds: int, step
             {name: [] for name in names},
             {name: [] for name in names},
             differences,
+            caps,
         )
         for number in range(rounds + 1):
             # Everyone comes after everyone in turn: what one leaves in the caches must not favour the same.
@@ -57,6 +71,21 @@ def time_round(contender: Contender, team: Team, steps: int) -> tuple[float, flo
         contender.step(number)
     ended, cpu_ended = time.perf_counter(), time.process_time()
     return (ended - began) / steps, (cpu_ended - cpu_began) / steps
+
+
+def time_bucket_caps(load: Workload, team: Team, finer: Team, rounds: int, steps: int) -> dict[float, float]:
+    """Milliseconds of a step of DDP with each size of buckets: medians over rounds of the slowest rank's."""
+    tried = {
+        cap: make_contenders([TUNED], replace(load, bucket_cap_mb=cap), team, finer)[TUNED]
+        for cap in BUCKET_CAPS_MB
+    }
+    seconds = torch.zeros(rounds + 1, len(tried))
+    for number in range(rounds + 1):
+        for at, contender in enumerate(tried.values()):
+            team.heartbeat.beat(number, Phase.COMPUTE)
+            seconds[number, at] = time_round(contender, team, steps)[0]
+    team.group.extreme(seconds, "the size of buckets", largest=True)
+    return dict(zip(tried, (seconds[1:].median(0).values * 1e3).tolist(), strict=True))
 
 
 def check_first_step(contenders: Mapping[str, Contender], team: Team) -> dict[str, float]:

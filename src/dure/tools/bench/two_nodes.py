@@ -1,4 +1,4 @@
-"""The documents' two nodes, 10.0.1.10 and 10.0.1.11, on one machine.
+"""Nodes of this machine, 10.0.1.10, 10.0.1.11 and so on: two of them as in the documents, or more.
 
 A node is a network, a mount and a host-name namespace: its own interfaces, its own /dev/shm, its own name.
 The namespaces have no name in the file system. They live as long as a process is in them, and the process
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Self
 
 from dure.base.errors import Failure, RankFailed, UsageError
 from dure.base.run_folder import RunFolder
@@ -26,9 +27,12 @@ from dure.launch.team import forget_last_run
 from dure.tools.lab.machine import run, why_not_here
 from dure.tools.lab.network import (
     LINK,
+    LOGIN,
+    LOGIN_ADDRESS,
     bits_per_second,
     bring_up,
     host_names,
+    lay_cables,
     node_address,
     node_name,
     sent_bytes,
@@ -38,6 +42,7 @@ from dure.tools.lab.place import Order, Place, StartingPlace, make_place
 
 HOSTS = tuple(node_name(number) for number in range(2))
 ADDRESSES = tuple(node_address(number) for number in range(2))
+MOST_NODES = 64
 
 _PORT = 29500
 _BIRTH_SECONDS = 120.0
@@ -45,27 +50,35 @@ _LOOK_SECONDS = 0.03
 _GRACE_SECONDS = 1.0
 
 
-class TwoNodes:
-    """Within `with`, two nodes that are joined by one link of `rate` each way (None: as fast as it goes)."""
+class SeveralNodes:
+    """Within `with`, so many nodes: two by one link, more by a switch; links of `rate` each way (None: unshaped)."""
 
-    def __init__(self, rate: str | None = None) -> None:
+    def __init__(self, nodes: int, rate: str | None = None) -> None:
         if rate is not None:
             bits_per_second(rate)
+        if not 2 <= nodes <= MOST_NODES:
+            raise UsageError(f"{nodes} nodes cannot be made here; use 2 to {MOST_NODES}")
         self.rate = rate
+        self._addresses = {node_name(number): node_address(number) for number in range(nodes)}
         self._starting: list[StartingPlace] = []
         self._nodes: list[Place] = []
         self._runs = 0
 
-    def __enter__(self) -> TwoNodes:
+    def __enter__(self) -> Self:
         reason = why_not_here()
         if reason is not None:
-            raise UsageError(f"cannot make two nodes here: {reason}")
+            raise UsageError(f"cannot make nodes here: {reason}")
         try:
-            names = host_names(dict(zip(HOSTS, ADDRESSES, strict=True)))
+            names = host_names(self._addresses)
             # Without a PID namespace: the launcher that is not on the node sees its ranks there.
-            self._starting += [make_place(Order(host, names, processes=False)) for host in HOSTS]
-            self._nodes += [node.wait() for node in self._starting]
-            self._join()
+            places = [*self._addresses, *([LOGIN] if len(self._addresses) > 2 else [])]
+            self._starting += [make_place(Order(host, names, processes=False)) for host in places]
+            made = [node.wait() for node in self._starting]
+            self._nodes += made[: len(self._addresses)]
+            if len(self._addresses) > 2:
+                lay_cables(made[-1], self._nodes, {LOGIN: LOGIN_ADDRESS} | self._addresses, self.rate)
+            else:
+                self._join()
         except BaseException:
             self._end()
             raise
@@ -80,10 +93,9 @@ class TwoNodes:
         """The command line that runs `arguments` on a node (from `/`: a node has its own mounts)."""
         return [*self._nodes[node].within("mount", "uts", "net"), *arguments]
 
-    def byte_counters(self) -> tuple[int, int]:
-        """Bytes that the link has carried so far, from node 0 to node 1 and from node 1 to node 0."""
-        first, second = (sent_bytes(node.pid) for node in self._nodes)
-        return first, second
+    def byte_counters(self) -> tuple[int, ...]:
+        """Bytes that each node has sent so far."""
+        return tuple(sent_bytes(node.pid) for node in self._nodes)
 
     def run_ranks(
         self,
@@ -153,7 +165,7 @@ class TwoNodes:
         run(
             ["ip", "link", "add", LINK, "netns", first, "type", "veth", "peer", "name", LINK, "netns", second]
         )
-        for node, address in zip(self._nodes, ADDRESSES, strict=True):
+        for node, address in zip(self._nodes, self._addresses.values(), strict=True):
             bring_up(node, address)
             if self.rate is not None:
                 run([*node.within("net"), *shaping(LINK, self.rate)])
@@ -166,7 +178,7 @@ class TwoNodes:
             "LOCAL_WORLD_SIZE": str(ranks_per_node),
             "GROUP_RANK": str(node),
             "GROUP_WORLD_SIZE": str(len(self._nodes)),
-            "MASTER_ADDR": ADDRESSES[0],
+            "MASTER_ADDR": node_address(0),
             # Ranks that were killed may leave connections behind; the next run uses another port.
             "MASTER_PORT": str(_PORT + self._runs),
             "GLOO_SOCKET_IFNAME": LINK,
@@ -177,6 +189,13 @@ class TwoNodes:
             node.let_go()
         self._starting.clear()
         self._nodes.clear()
+
+
+class TwoNodes(SeveralNodes):
+    """The documents' two."""
+
+    def __init__(self, rate: str | None = None) -> None:
+        super().__init__(2, rate)
 
 
 def _wait_for(
@@ -192,7 +211,8 @@ def _wait_for(
         failures = [
             failure
             for rank, (node, team) in place.items()
-            if (failure := team.failure(rank, folder.log(rank), returns=True, host=HOSTS[node])) is not None
+            if (failure := team.failure(rank, folder.log(rank), returns=True, host=node_name(node)))
+            is not None
         ]
         if (cause := settled_cause(failures, len(place) - len(failures))) is not None:
             raise RankFailed(cause)
@@ -202,14 +222,14 @@ def _wait_for(
         for node, team in enumerate(teams):
             if team.lost:
                 raise RankFailed(
-                    Failure(f"all ranks of {HOSTS[node]} are lost: {team.lost}", host=HOSTS[node])
+                    Failure(f"all ranks of {node_name(node)} are lost: {team.lost}", host=node_name(node))
                 )
         if time.monotonic() > deadline:
             message = (
                 f"rank(s) {', '.join(map(str, running))} did not end within {deadline_seconds:.0f} s; "
                 f"their output: {folder.log(running[0]).parent}"
             )
-            raise RankFailed(Failure(message, rank=running[0], host=HOSTS[place[running[0]][0]]))
+            raise RankFailed(Failure(message, rank=running[0], host=node_name(place[running[0]][0])))
         time.sleep(_LOOK_SECONDS)
 
 

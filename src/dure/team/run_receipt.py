@@ -1,4 +1,4 @@
-"""A run's receipt while it trains: rank 0 writes it, with what all ranks know of each step."""
+"""A run's receipt while it trains: rank 0 writes it, with what all ranks know of each step. Of jobs and of scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from dure.base.in_image import digest_inside
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.capture import Capture
 from dure.checkpoint.find import refuse_other_recipe
+from dure.checkpoint.script_state import Extra
 from dure.checkpoint.state import MODEL, Schedule, Share
-from dure.data.batches import Batch
 from dure.device.fingerprint import named_weights, raw_bytes
 from dure.proof import receipt, receipt_lines
 from dure.proof.receipt import Chain, GapRecord, RootRecord, StepRecord, leaf, merkle_root
@@ -29,6 +29,7 @@ from dure.proof.recipe import recipe_hash
 from dure.step.lockstep import StepResult
 
 _LONGEST_HEAD = 16 << 20
+_DOUBLE, _MARK = struct.Struct("<d"), struct.Struct("<Q")
 
 Tensors = Callable[[], Iterator[tuple[str, str, tuple[int, ...], Any]]]
 """(name, dtype, shape, flat tensor) of the whole state, model first; names begin with `model/` or `optimizer/`."""
@@ -85,24 +86,27 @@ class RunReceipt:
                 f"{folder.receipt_head} is no JSON: it was damaged; `dure verify {folder.path}`"
             ) from None
 
-    def after_step(self, batch: Batch, result: StepResult) -> None:
-        """Record a step, after its update; raises where it was recorded before and gives other bits now."""
+    def after_step(self, step: int, passes: Sequence[StepResult]) -> None:
+        """Record a step, after its update; raises where it was recorded before and gives other bits now.
+
+        `passes` are its forward and backward passes: one, but for scripts that train several models.
+        """
         chain = self._chain
-        if chain is None or result.marks is None:
+        if chain is None or not passes or passes[-1].marks is None:
             return
         there = chain.next_recorded()
         if isinstance(there, GapRecord):
-            if batch.step < there.end:
+            if step < there.end:
                 return
             chain.add(there)
-        losses = [struct.pack("<d", loss) for loss in result.totals.losses]
-        gradients = [mark.to_bytes(8, "little") for mark in result.marks.gradients]
+        losses = [b"".join(_DOUBLE.pack(loss) for loss in shard) for shard in _by_shard(_losses, passes)]
+        gradients = [b"".join(_MARK.pack(mark) for mark in shard) for shard in _by_shard(_gradients, passes)]
         record = StepRecord(
-            batch.step,
-            result.samples,
-            result.loss,
-            result.mark,
-            result.marks.content,
+            step,
+            passes[-1].samples,
+            passes[-1].loss,
+            passes[-1].mark,
+            passes[-1].marks.content,
             receipt.lanes_of(losses, 4),
             receipt.lanes_of(gradients, 8),
         )
@@ -110,13 +114,13 @@ class RunReceipt:
             found = chain.add(record)
             if isinstance(found, StepRecord):
                 what = record.differs_from(found, len(losses)) or "another step"
-                self._refuse_if_proved(batch.step, what)
+                self._refuse_if_proved(step, what)
                 chain.replace(record)
                 self._note(
-                    f"step {batch.step} gives {what} than before the restart: a replica was wrong then, and no state "
+                    f"step {step} gives {what} than before the restart: a replica was wrong then, and no state "
                     "of it was kept; the receipt has the step as it is now"
                 )
-            self._root_if_due(chain, batch.step + 1)
+            self._root_if_due(chain, step + 1)
         except OSError as error:
             self._give_up(error)
 
@@ -235,8 +239,26 @@ def head_of(recipe: dict[str, Any], shards: int, root_every: int) -> dict[str, A
     }
 
 
+def _losses(result: StepResult) -> Sequence[float]:
+    return result.totals.losses
+
+
+def _gradients(result: StepResult) -> Sequence[int]:
+    return result.marks.gradients if result.marks is not None else [0] * len(result.totals.losses)
+
+
+def _by_shard(values: Callable[[StepResult], Sequence[Any]], passes: Sequence[StepResult]) -> Iterator[Any]:
+    """What all passes have of each shard."""
+    return zip(*map(values, passes), strict=True)
+
+
 def state_tensors(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule | None, *, sharded: bool
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule | None,
+    extra: Extra | None = None,
+    *,
+    sharded: bool,
 ) -> Iterator[tuple[str, str, tuple[int, ...], torch.Tensor]]:
     """All tensors of a state, named and flattened as in checkpoints; of a sharded optimizer, which no rank has whole,
     none."""
@@ -244,7 +266,7 @@ def state_tensors(
         for name, tensor in named_weights(module):
             yield MODEL + name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor
         return
-    for piece in Capture(module, optimizer, schedule).take({"step": 0}, Share(0, 1)).pieces:
+    for piece in Capture(module, optimizer, schedule, extra).take({"step": 0}, Share(0, 1)).pieces:
         span = piece.span
         yield span.name, str(span.dtype).removeprefix("torch."), span.shape, piece.values
 

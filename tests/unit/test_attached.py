@@ -9,12 +9,12 @@ import pytest
 
 from dure.base.lines import encode
 from dure.base.team_key import TeamKey
-from dure.engine.ssh.attached import ALIVE, KEY, KILL, STOP
+from dure.engine.attached import ALIVE, KEY, KILL, STOP
 from dure.launch.lease import LeaseOver
 
 AGENT = """
 import signal, sys, time
-from dure.engine.ssh import attached
+from dure.engine import attached
 from dure.launch.lease import LeaseOver
 attached._END_SECONDS = 0.5
 asked = []

@@ -1,6 +1,6 @@
 """The agent's side of a supervisor: it is told the team's key and what to do over its standard input.
 
-ssh passes on no signals, and says nothing when the cable is out. A supervisor that is not heard of for
+ssh passes on no signals, and says nothing when the cable is out; nor does Ray. A supervisor that is not heard of for
 `lost_seconds` may have started the run elsewhere: whoever was cut off ends at once, so that there are never two.
 """
 
@@ -22,6 +22,8 @@ KEY = "Key"
 """The first message."""
 ALIVE, STOP, KILL = "Alive", "Stop", "Kill"
 """The messages after it: go on; save and end; end at once."""
+NODE_LOST = "NodeLost"
+"""To the leader, `node` and `why`: the engine knows that a node is lost. Its agent may still be connected."""
 BEAT_SECONDS = 1.0
 """How often it says that it is there."""
 _END_SECONDS = 5.0
@@ -58,7 +60,8 @@ def _obey(supervisor: Lines, lease: Lease, lost_seconds: float, leads: bool) -> 
     is_gone = False
     while not why:
         supervisor.wait(BEAT_SECONDS / 2)
-        orders = {split(line)[0].decode(errors="replace") for line in supervisor.receive()}
+        lines = supervisor.receive()
+        orders = {split(line)[0].decode(errors="replace") for line in lines}
         silent = time.monotonic() - supervisor.heard_at
         if KILL in orders:
             why = "the supervisor ended it"
@@ -66,12 +69,23 @@ def _obey(supervisor: Lines, lease: Lease, lost_seconds: float, leads: bool) -> 
             os.kill(os.getpid(), signal.SIGTERM)
         elif silent > lost_seconds:
             why = f"the supervisor has not been heard of for {silent:.0f} s"
+        if NODE_LOST in orders:
+            _note_lost_nodes(lines, lease)
         if supervisor.closed and not is_gone and not why:
             is_gone = True
             _supervisor_is_gone(lost_seconds, leads)
     lease.end(why)
     time.sleep(_END_SECONDS)  # a thread that ends with the process, if that can still end by itself
     os._exit(LeaseOver.exit_code)
+
+
+def _note_lost_nodes(lines: list[bytes], lease: Lease) -> None:
+    for line in lines:
+        with contextlib.suppress(LineError):
+            name, fields = decode(line)
+            node = fields.get("node")
+            if name == NODE_LOST and isinstance(node, int) and node >= 0:
+                lease.note_lost(node, str(fields.get("why", "")))
 
 
 def _supervisor_is_gone(lost_seconds: float, leads: bool) -> None:
