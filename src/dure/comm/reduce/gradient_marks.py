@@ -59,6 +59,11 @@ class GradientMarks:
         self.gradients = [0] * shards
         """By shard."""
 
+    @property
+    def positions(self) -> frozenset[int]:
+        """Of the parameters that are looked at."""
+        return frozenset(at for at, _, _ in self._window.values())
+
     def note(
         self, shard: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> None:
