@@ -13,7 +13,7 @@ from dure.observe.heartbeat import Heartbeat, Phase
 from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
 from dure.step.replica import Buffers
 from dure.step.shadow import Audited, Chosen, Computed, OwnShard, chosen, compare
-from dure.step.shard_passes import micro_seed
+from dure.step.shard_passes import as_inside_ddp, micro_seed
 
 
 class ShardAudit:
@@ -23,7 +23,7 @@ class ShardAudit:
         self, model: DistributedDataParallel, setting: Setting, group: Group, heartbeat: Heartbeat
     ) -> None:
         named = [(name, p) for name, p in model.module.named_parameters() if p.requires_grad]
-        self._module = model.module
+        self._model = model
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         self._setting = setting
@@ -74,7 +74,8 @@ class ShardAudit:
         for micro, part in enumerate(shard.parts):
             seed_all(micro_seed(self._setting.seed, batch.step, micro, number, loss))
             # Not by way of DDP: its first forward pass after a synchronised one may be a collective call.
-            total, _ = compute_loss(self._module, part, loss, self._setting)
+            with as_inside_ddp(self._model, loss):
+                total, _ = compute_loss(self._model.module, part, loss, self._setting)
             summed += float(total.detach())
             if total.requires_grad:
                 total.backward()

@@ -136,25 +136,29 @@ def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
 
     What autocast made low precision comes back as fp32: the loss is computed outside of it.
     """
-    output = _called(module, inputs, setting)
-    return output if setting.precision == "fp32" else full_precision(output)
-
-
-def _called(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
+    if setting.precision == "fp32":
+        return _called(module, inputs)
     with _autocast(setting):
-        try:
-            if isinstance(inputs, dict):
-                return module(**inputs)
-            if isinstance(inputs, list | tuple):
-                return module(*inputs)
+        output = _called(module, inputs)
+    return full_precision(output)
+
+
+def _called(module: torch.nn.Module, inputs: Any) -> Any:
+    try:
+        if isinstance(inputs, torch.Tensor):
             return module(inputs)
-        except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
-                raise
-            raise ModelRefused(
-                "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
-                "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
-            ) from error
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        if isinstance(inputs, list | tuple):
+            return module(*inputs)
+        return module(inputs)
+    except Exception as error:
+        if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
+            raise
+        raise ModelRefused(
+            "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
+            "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
+        ) from error
 
 
 def _autocast(setting: Setting) -> contextlib.AbstractContextManager[Any]:
@@ -170,6 +174,8 @@ def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
             "or data.collate must make them so; in a script, team.step(..., forward=...) takes batches of any form"
         )
     inputs, target = part
+    if device.type == "cpu":
+        return inputs, target
     return to_device(inputs, device), to_device(target, device)
 
 

@@ -110,7 +110,8 @@ class Lockstep:
             exchanger, self._stack, wire, lambda: heartbeat.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
-        self._passes = ShardPasses(model, setting, self._stack, self._exchange, heartbeat)
+        alone = (setting.topology.size == 1 or not setting.sync) and not wire.rounds
+        self._passes = ShardPasses(model, setting, self._stack, self._exchange, heartbeat, alone=alone)
         self._written_weights = WrittenWeights(model.module)
         self._audit = ShardAudit(model, setting, group, heartbeat)
 

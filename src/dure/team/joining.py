@@ -27,6 +27,7 @@ from dure.config.sections import DeviceName
 from dure.data.seeds import seed_all
 from dure.device.accelerator import CPU, Decision, Seen, decide, look, make_current
 from dure.device.exactness import compute_exactly
+from dure.device.host_memory import keep_freed_memory
 from dure.device.portable import compute_portably, why_not_portable
 from dure.observe.heartbeat import Heartbeat
 from dure.proof import detectors
@@ -85,6 +86,7 @@ def start(
         _compute_portably(precision)
     allow(needed(topology.size, topology.local_size, topology.nodes))
     torch.set_num_threads(threads)
+    keep_freed_memory()
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
     store, chosen = _join(topology, deadline_seconds, device)
