@@ -296,6 +296,7 @@ class Membership:
         if member is None or node == LEADER or too_few or not self.terms.max_restarts or self.stopping():
             return self._end(End(cause))
         del self.members[node]
+        self._unready.discard(node)
         self._excluded[node] = member.hello.host
         self.say(f"{member.name} is excluded: {cause.message}")
         self.on_restart(self._restart_policy.without(cause, self._furthest))
