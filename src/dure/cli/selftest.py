@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -29,10 +29,11 @@ def selftest(
 
     from dure.base.errors import UsageError
     from dure.base.language import chosen_language
+    from dure.config.sections import DeviceName
     from dure.tools.selftest.report import text_of
     from dure.tools.selftest.run import self_test
 
-    if device not in ("auto", "cpu", "cuda"):
+    if device not in get_args(DeviceName):
         raise UsageError(f"--device is {device!r}; use auto, cpu or cuda")
     report = self_test(device=device, ranks=ranks, say=lambda text: say(f"selftest: {text}"))
     typer.echo(

@@ -78,6 +78,8 @@ def move_module(module: torch.nn.Module, device: torch.device) -> None:
     if is_host(device):
         module.to(device)
         return
-    with torch.no_grad():
-        module._apply(lambda tensor: to_device(tensor, device))
+    for tensor in (*module.parameters(), *module.buffers()):
+        if is_host(tensor.device) and tensor.layout == torch.strided and tensor.numel():
+            tensor.data = tensor.data.pin_memory()
+    module.to(device, non_blocking=True)
     wait_for(device)

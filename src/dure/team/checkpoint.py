@@ -343,13 +343,10 @@ class Checkpoint:
     def _open_receipt(self) -> RunReceipt | None:
         """As `dure train` has one; beside the checkpoints, so that it is one chain with them. None where there is no
         folder for it, and where another recipe's state goes on."""
-        place = self._places.storage
-        folder = (
-            self._places.run
-            if "://" in place or Path(place).is_relative_to(self._places.run.path)
-            else RunFolder(Path(place))
-        )
-        if "://" in str(folder.path):
+        run, place = read_run_folder(os.environ), self._places.storage
+        within = run is not None and ("://" in place or Path(place).is_relative_to(run.path))
+        folder = run if within else None if "://" in place else RunFolder(Path(place))
+        if folder is None:
             return None
         for model in self._models.values() if isinstance(self._models, dict) else _listed(self._models):
             if isinstance(model, DistributedDataParallel):

@@ -15,10 +15,10 @@ export class ProofView {
   async update(run) {
     const stamp = JSON.stringify([run.items.proof.length, run.state.nodes, run.state.checkpoints, run.state.steps, document.documentElement.lang]);
     if (stamp === this.drawn) return;
-    this.drawn = stamp;
     const [first, end] = run.state.steps;
     const query = { from: first, to: Math.max(end, first + 1), bins: 400, columns: ["exchange", "wait"], stats: ["mean"] };
     const found = end > first ? await this.context.source.window(run.id, query) : null;
+    this.drawn = stamp;
     this.root.replaceChildren(
       proofs(run),
       el("div", { class: "two" }, storage(run), exchange(run, found)),
