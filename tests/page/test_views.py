@@ -57,7 +57,9 @@ def test_every_view_of_a_finished_run_keeps_nobody_out(finished, address, opened
             page.show(view)
             assert page.findings() == [], (view, theme)
             assert not page.has_overflow(), (view, size)
-    assert finished["weights_sha256"] in page.show("proof")
+    proof = page.show("proof")
+    assert finished["weights_sha256"] in proof
+    assert f"{finished['audited']}번 비교, 모두 같음" in proof
     assert page.page.inner_text(".pill").strip() == "끝남"
 
 

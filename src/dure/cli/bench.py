@@ -186,14 +186,27 @@ def bench_arithmetic(
 @bench.command("receipt")
 def bench_receipt(
     ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 7,
-    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 15,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """What a run's receipt costs a step, in CPU-seconds: with and without one, in the same ranks."""
+    """What a run's receipt costs a step, in CPU-seconds: with and without one, in the same ranks; and counted alone."""
     from dure.tools.bench import receipt
 
     print_figures(receipt, receipt.bench_receipt(ranks=ranks, rounds=rounds, steps=steps), as_json)
+
+
+@bench.command("audit")
+def bench_audit(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 15,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What it costs that another rank computes a shard again, in CPU-seconds: each step, and at train.audit = 0.01."""
+    from dure.tools.bench import audit
+
+    print_figures(audit, audit.bench_audit(ranks=ranks, rounds=rounds, steps=steps), as_json)
 
 
 @bench.command("page")

@@ -15,6 +15,7 @@ from dure.base.errors import JobError, ModelRefused
 from dure.comm.topology import Topology
 from dure.device.accelerator import is_host
 from dure.step.loss import LossSum, SumAndCount, full_precision, sum_and_count
+from dure.step.shadow import OnCorruption
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Setting:
     precision: str = "fp32"
     deadline_seconds: float = 150.0
     """How long a rank waits for another."""
+    audit: float = 0.0
+    """Share of steps in which another rank computes one shard again. Never changes a bit."""
+    on_corruption: OnCorruption = "stop"
+    """What follows when a rank computed wrongly."""
 
 
 Forward = Callable[[Any, Any], Any]

@@ -31,6 +31,15 @@ def synchronised(model: DistributedDataParallel) -> Iterator[None]:
         model.require_backward_grad_sync = before
 
 
+def as_inside_ddp(model: DistributedDataParallel, loss: PartLoss) -> contextlib.AbstractContextManager[None]:
+    """What forward passes run in. The compiler cuts a model where DDP's buckets end if it runs inside of DDP, and
+    then it must on every shard, wherever it is computed."""
+    if isinstance(loss, WholeLoss):
+        return contextlib.nullcontext()
+    inside: contextlib.AbstractContextManager[None] = model._inside_ddp_forward()
+    return inside
+
+
 class ShardPasses:
     """Computes a rank's shards one by one; their gradients go to the stack, the last one's to DDP's buckets."""
 
@@ -55,8 +64,7 @@ class ShardPasses:
 
     def compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
         """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
-        # The compiler cuts a model where DDP's buckets end if it runs inside of DDP, and then it must on every shard.
-        with contextlib.nullcontext() if isinstance(loss, WholeLoss) else self.model._inside_ddp_forward():
+        with as_inside_ddp(self.model, loss):
             unused = self._compute(batch, loss, step, buffers)
         if self._own_mean is not None:
             refuse_frozen(self._parameters, unused)
@@ -95,10 +103,12 @@ class ShardPasses:
         self, batch: Batch, at: int, step: StepExchange, unused: set[int] | None
     ) -> set[int] | None:
         """A shard's gradients, out of the next one's way. `unused` are the positions that no shard before used."""
-        shard, apart = batch.shards[at].shard, frozenset[int]()
-        if step.marks is not None:
-            step.marks.note(shard, self._parameters, [p.grad for p in self._parameters])
-            apart = step.marks.positions
+        shard, apart = batch.shards[at].shard, set[int]()
+        for watch in step.watches:
+            wanted = watch.wants(self._parameters)
+            seen = [self._parameters[place] for place in wanted]
+            watch.note(shard, seen, [parameter.grad for parameter in seen])
+            apart.update(wanted)
         # Onto a shard that leaves its gradients in DDP's buckets, nothing is added here.
         if at + 1 < len(batch.shards) - (self._own_mean is None):
             parts = len(batch.shards[at + 1].parts)

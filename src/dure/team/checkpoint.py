@@ -241,6 +241,9 @@ class Checkpoint:
             self._receipt.after_step(self.step - 1, passes)
         with self._calls.inside("save_if_due", self.step):
             self._manager.save_if_due(flags)
+            if self._team.is_corrupted:
+                self._manager.save_last()
+        self._team.refuse_to_go_on()
         self._team.heartbeat.beat(self.step, Phase.DATA)
 
     def _note_metrics(self, metrics: Mapping[str, float] | None) -> None:

@@ -59,10 +59,9 @@ class GradientMarks:
         self.gradients = [0] * shards
         """By shard."""
 
-    @property
-    def positions(self) -> frozenset[int]:
-        """Of the parameters that are looked at."""
-        return frozenset(at for at, _, _ in self._window.values())
+    def wants(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """The positions of those that are looked at in this step."""
+        return [at for at, parameter in enumerate(parameters) if id(parameter) in self._window]
 
     def note(
         self, shard: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]

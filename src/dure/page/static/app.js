@@ -14,7 +14,7 @@ const LOOK_MS = 1000;
 const IDLE_MS = 5000;
 /** A look that took long, as on a busy machine, is followed by so many times as long without one. */
 const REST = 15;
-const KINDS = ["team", "proof", "eval", "storage", "weights", "checkpoint", "memory", "note", "end"];
+const KINDS = ["team", "proof", "audit", "eval", "storage", "weights", "checkpoint", "memory", "note", "end"];
 
 class App {
   constructor(root, source) {
