@@ -93,8 +93,9 @@ def test_classes_second_take_a_deterministic_kernel_on_accelerators():
         flat, classes = classes_to_end(output, target)
         F.cross_entropy(flat, classes, reduction="sum").backward()
     assert not any("nll_loss2d" in name for name in called.names)
-    with Operators() as called, pytest.raises((RuntimeError, NotImplementedError)):
-        cross_entropy(output, target)  # the count of targets has no value there
+    with Operators() as called:
+        _, count = cross_entropy(output, target)
+    assert isinstance(count, torch.Tensor)  # nobody waits for its value
     assert any("nll_loss_forward" in name for name in called.names)
     assert not any("nll_loss2d" in name for name in called.names)
 
