@@ -54,6 +54,8 @@ bench: setup  ## print the figures: starting ranks, one all-reduce, step time, t
 	$(BIN)/dure bench load
 	$(BIN)/dure bench checkpoint
 	$(BIN)/dure bench recover
+	$(BIN)/dure bench receipt
+	$(BIN)/dure bench audit
 	$(BIN)/dure bench page
 
 clean:  ## remove what the commands above made

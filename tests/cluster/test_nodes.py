@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import time
+from itertools import pairwise
 
 import pytest
+from support import corrupting
 from support.alone import train_alone
 from support.commands import EXAMPLES, dure, train
 from support.leftovers import wait_until
@@ -335,3 +337,26 @@ def test_a_second_node_that_never_comes_is_named_by_the_leader(storage, tmp_path
     )  # fmt: skip
     assert ended.code == 1
     assert "for node 1 of 2" in ended.err
+
+
+@pytest.mark.soak
+def test_a_node_whose_rank_computes_wrongly_is_left_out_and_the_rest_goes_on_with_the_same_bits(
+    start, storage, tmp_path
+):
+    weights = train_alone(corrupting.put_job(tmp_path, "stop", 0.0, -1), tmp_path / "run").weights_sha256
+    corrupting.put_job(storage, "exclude", flips=3)
+    words = [
+        "/mnt/shared/job.toml" if word == "/mnt/shared/steady.toml" else word
+        for word in by_hand(0, "wrong", "--ranks", "2", nodes="1:2")
+    ]
+    second = start(
+        "node1", *("1" if before == "--node-rank" else word for before, word in pairwise(["", *words]))
+    )
+    first = start("node0", *words)
+    summary = first.summary()
+    assert (storage / "checkpoints/flipped").exists()
+    assert (summary["weights_sha256"], summary["ranks"]) == (weights, 2)
+    assert "node 1 (" in first.said
+    assert "is excluded: rank 3 on " in first.said
+    assert second.process.wait(120) == 3
+    assert "computes wrongly" in second.said

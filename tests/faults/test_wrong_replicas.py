@@ -6,6 +6,9 @@ import pytest
 from support import FOLDER
 from support.commands import train
 
+from dure.base.run_folder import RunFolder
+from dure.observe.events import Proved, read_events
+
 JOB = """
 [model]
 factory = "drifting.py:model"
@@ -38,13 +41,17 @@ def args(job, **given):
     return f'--set=model.args={{ folder = "{job.parent}", {words} }}'
 
 
-@pytest.mark.parametrize("wrong", [1, 0])
-def test_a_replica_that_went_wrong_is_found_by_its_state_and_named_by_majority(job, tmp_path, wrong):
+@pytest.mark.parametrize(("wrong", "by"), [(1, "state"), (0, "state"), (2, "proof")])
+def test_a_replica_that_went_wrong_is_found_and_named_by_majority(job, tmp_path, wrong, by):
     (tmp_path / "flipped").touch()
-    ended = train(job, tmp_path / "run", args(job, flips=wrong))
+    looks = ["--set=train.prove_every=1", "--set=checkpoint.memory_every=0"] if by == "proof" else []
+    ended = train(job, tmp_path / "run", args(job, flips=wrong), *looks)
     assert ended.code == 3, ended.err
     last = ended.err.strip().splitlines()[-1]
     assert f"rank(s) {wrong} hold other bits of n.2.weight than the other ranks" in last
+    if by == "proof":  # in the same step
+        proved = [e for e in read_events(RunFolder(tmp_path / "run").events(0)) if isinstance(e, Proved)]
+        assert f"after step {len(proved)} rank(s) 2 " in last
     assert (tmp_path / "flipped-it").exists()
 
 

@@ -10,9 +10,13 @@ import urllib.error
 import urllib.request
 
 import pytest
+from support.leftovers import wait_until
 
-from dure.tools.lesson.experiments import EXPERIMENTS
+from dure.base.errors import UsageError
+from dure.base.run_folder import RunFolder
+from dure.tools.lesson.experiments import EXPERIMENTS, Command, Experiment
 from dure.tools.lesson.one_file import recordings
+from dure.tools.lesson.running import Running
 
 CHAPTERS = range(1, 12)
 TITLES = {
@@ -82,15 +86,30 @@ def test_the_numbers_of_the_documents_are_there(saved, opened):
     assert {"0.5", "0.3", "0.2"} <= numbers(open_chapter(page, 1, "ko"))
     shown = open_chapter(page, 6, "ko")
     assert {"0.65", "0.25", "0.45"} <= numbers(shown)
+    assert {"0.8", "0.6", "0.7", "0.5"} == {
+        cell.input_value() for cell in shown.query_selector_all("td:nth-child(2) input")
+    }
     shown.click("button:has-text('고양이 모델')")
     assert {"0.2 → 0.5", "0.5 → 0.7", "0.3 → 0.5"} <= set(
         re.findall(r"[\d.]+ → [\d.]+", shown.inner_text("main"))
     )
-    assert "#1" in open_chapter(page, 4, "en").inner_html("main")
-    rows = open_chapter(page, 4, "ko").inner_text("main")
-    assert "0, 4, 8, 12, 16" in rows
+    open_chapter(page, 4, "ko")
     page.page.click("button:has-text('덩어리로')")
-    assert "100, 101, 102" in page.page.inner_text("main")
+    blocks = page.page.inner_text("main")
+    assert all(told in blocks for told in ("#1 – #100", "#101 – #200", "#201 – #300", "#301 – #400"))
+    shown = open_chapter(page, 4, "ko")
+    assert "0, 4, 8, 12, 16" in shown.inner_text("main")
+    shown.click("button:has-text('100장')")
+    assert shown.inner_text(".figure >> nth=0").split().count("25") == 4
+    assert all(told in shown.inner_text("main") for told in ("1, 5, 9", "2, 6, 10", "3, 7, 11"))
+    shown.click("button:has-text('덩어리로')")
+    parts = shown.inner_text("main")
+    assert all(told in parts for told in ("#1 – #25", "#26 – #50", "#51 – #75", "#76 – #100"))
+    arrows = open_chapter(page, 2, "ko")
+    assert {"10", "5"} <= set(re.findall(r"(\d+) m\b", arrows.inner_text("main")))
+    assert re.search(r"귀\s+\+0\.7\s+0\.9\s+꼬리\s+−0\.3\s+0\.3", arrows.inner_text("table"))
+    arrows.click("button:has-text('+0.5, −0.3')")
+    assert re.search(r"\+0\.5\s+0\.7\s.*−0\.3\s+0\.3", arrows.inner_text("table"), re.DOTALL)
 
 
 def numbers(page):
@@ -99,7 +118,19 @@ def numbers(page):
 
 @pytest.mark.parametrize(
     ("number", "right", "wrong"),
-    [(1, "0.5", "0.4"), (4, "134", "133"), (7, "16777216", "16777217"), (11, "3", "5")],
+    [
+        (1, "0.5", "0.4"),
+        (2, "-0.44", "0.44"),
+        (3, "84", "96"),
+        (4, "134", "133"),
+        (5, "100", "400"),
+        (6, "112", "56"),
+        (7, "16777216", "16777217"),
+        (8, "4000", "500"),
+        (9, "5", "2"),
+        (10, "5.9", "8"),
+        (11, "3", "5"),
+    ],
 )
 def test_a_question_computes_its_answer(saved, opened, number, right, wrong):
     page = open_chapter(opened(saved), number, "en")
@@ -107,6 +138,34 @@ def test_a_question_computes_its_answer(saved, opened, number, right, wrong):
         page.fill(".question input", given)
         page.click(".question button")
         assert words in page.inner_text(".question .answer")
+
+
+def test_the_lesson_is_used_with_the_keyboard_alone(saved, opened):
+    page = open_chapter(opened(saved, reduced_motion="reduce"), 4, "en")
+    focused = (
+        "document.activeElement.closest('button,input,a,main')?.innerText ?? document.activeElement.tagName"
+    )
+    assert page.evaluate(focused) == "English"  # whoever switches the language is still there
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "한국어"
+    assert TITLES["ko"].split("|")[3] in page.inner_text("h1")
+    page.focus("#skip")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert TITLES["ko"].split("|")[3] in page.inner_text("h1")  # the same chapter
+    page.focus(".figure button >> nth=1")
+    page.keyboard.press("Space")
+    assert page.evaluate(focused) == "덩어리로"
+    assert "#101 – #200" in page.inner_text("main")
+    page.focus("input[type=range]")
+    page.keyboard.press("ArrowRight")
+    assert "#1 – #80" in page.inner_text("main")
+    page.focus(".question input")
+    page.keyboard.type("134")
+    page.keyboard.press("Enter")
+    assert "맞아요" in page.inner_text(".question .answer")
+    assert page.evaluate("document.getAnimations().length") == 0
 
 
 def test_what_is_changed_changes_the_drawing(saved, opened):
@@ -135,6 +194,36 @@ def test_a_rank_that_is_killed_from_the_lesson_comes_back_with_the_same_bits(liv
     page.click("[data-kill='2']")
     page.wait_for_selector("text=rank 2이(가) 죽은 것을 알아챘고", timeout=240_000)
     page.wait_for_selector("text=가중치는 비트까지 같습니다", timeout=400_000)
+
+
+LATE = """
+import json, os, sys, time
+time.sleep(1.5)
+with open(sys.argv[1], "w") as file:
+    file.write(json.dumps({"v": 2, "kind": "team", "pid": os.getpid()}) + chr(10))
+time.sleep(600)
+"""
+
+
+def test_a_rank_that_is_to_be_killed_before_it_has_joined_is_killed_when_it_has(monkeypatch):
+    """What a rank records is in its file a little later than the page shows a step; the button must not be lost."""
+
+    def commands(folder):
+        events = RunFolder(folder / "run").events(2)
+        events.parent.mkdir(parents=True)
+        yield Command("late", (sys.executable, "-c", LATE, str(events)), run=folder / "run")
+
+    monkeypatch.setitem(EXPERIMENTS, "late", Experiment(commands))
+    running = Running(1, "late", {})
+    try:
+        wait_until(lambda: running.told(0)["command"] == "late", "its command", 60)
+        pid = running.kill(2)
+        wait_until(lambda: running.told(0)["state"] == "failed", "its end", 60)
+        with pytest.raises(UsageError, match="nothing trains"):
+            running.kill(2)
+    finally:
+        running.close()
+    assert pid > 1
 
 
 def ask(url, body, **headers):
@@ -188,6 +277,19 @@ def test_a_lesson_that_ends_leaves_neither_ranks_nor_files(tmp_path, monkeypatch
             '{"error":"another experiment is still running; wait for its end, or stop it"}',
         )
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("dure-lesson")] == []
+
+
+def test_the_recorded_kill_shows_how_the_ranks_went_back_and_on():
+    """Steps over time of rank 0: up to the kill, back to the state in memory, and to the end; in peace never back."""
+    told = recordings()["kill"]
+    [restart] = told["restarts"]["disturbed"]
+    first, second = (
+        [step for _, step, of in told["progress"]["disturbed"] if of == session] for session in (1, 2)
+    )
+    assert restart["step"] <= first[-1] <= restart["step"] + 5
+    assert second[0] == restart["step"] + 1
+    assert second[-1] == 250
+    assert [(step, of) for _, step, of in told["progress"]["peace"]][-1] == (250, 1)
 
 
 def test_every_recording_says_when_how_and_where_it_was_made():

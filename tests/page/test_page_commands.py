@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ from support.leftovers import all_gone, wait_until
 from support.straggling import JOB
 
 from dure.tools.bench.page import synthetic_run
+from page.conftest import serving
 
 
 def test_the_page_and_the_report_start_without_torch(tmp_path):
@@ -25,6 +27,14 @@ def test_the_page_and_the_report_start_without_torch(tmp_path):
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "False"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_page_takes_the_processor_only_where_ranks_leave_some(tmp_path):
+    synthetic_run(tmp_path / "run", 50, 1)
+    with serving(tmp_path / "run") as told:
+        urllib.request.urlopen(told["url"], timeout=60).close()  # it is up, and ends as it should
+        assert os.getpriority(os.PRIO_PROCESS, told["pid"]) >= os.getpriority(os.PRIO_PROCESS, 0) + 9
+        assert os.sched_getscheduler(told["pid"]) == os.SCHED_BATCH
 
 
 def test_what_is_no_run_is_refused_in_one_line(tmp_path):

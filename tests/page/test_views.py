@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 from support.leftovers import wait_until
+
+from dure.tools.bench import page_cost
 
 VIEWS = ("now", "ranks", "samples", "proof", "compare")
 WORDS = {
@@ -20,12 +23,15 @@ WORDS = {
 def test_a_rank_that_is_slow_in_backward_is_named_while_it_trains(watched, address, opened):
     page = opened(address, locale="en-GB")
     page.show("now")
+    assert (
+        page.page.evaluate("document.getAnimations().length") == 0
+    )  # each has the browser draw without an end
     assert page.page.inner_text(".pill").strip() == "running"
     page.page.wait_for_selector("text=Rank 1 holds the others up")
     page.show("ranks")
     page.page.wait_for_selector("[data-verdict='1']")
     words = page.page.inner_text("[data-verdict]")
-    milliseconds = float(words.split("wait ")[1].split(" ms")[0])
+    milliseconds = float(words.split("wait ")[1].split("\u00a0ms")[0])
     assert 150 < milliseconds < 600, words
     before = page.page.get_attribute("canvas", "data-drawn")
     wait_until(lambda: page.page.get_attribute("canvas", "data-drawn") != before, "what is new")
@@ -51,7 +57,9 @@ def test_every_view_of_a_finished_run_keeps_nobody_out(finished, address, opened
             page.show(view)
             assert page.findings() == [], (view, theme)
             assert not page.has_overflow(), (view, size)
-    assert finished["weights_sha256"] in page.show("proof")
+    proof = page.show("proof")
+    assert finished["weights_sha256"] in proof
+    assert f"{finished['audited']}번 비교, 모두 같음" in proof
     assert page.page.inner_text(".pill").strip() == "끝남"
 
 
@@ -77,6 +85,33 @@ def test_the_page_is_used_with_the_keyboard_and_in_both_languages(finished, addr
     page.page.wait_for_selector("text=누가 누구를 기다리나")
 
 
+def test_nothing_moves_and_nothing_is_drawn_while_nothing_happens(finished, address, opened):
+    """An animation has the browser draw 60 times a second, beside the ranks; so has a page that draws what it has."""
+    page = opened(address, locale="en-GB")
+    page.page.add_init_script(
+        "window.fills = 0; for (const name of ['fillRect', 'fill', 'stroke', 'drawImage']) {"
+        "const real = CanvasRenderingContext2D.prototype[name];"
+        "CanvasRenderingContext2D.prototype[name] = function (...all) { window.fills += 1;"
+        "return real.apply(this, all); }; }"
+    )
+    for view in VIEWS:
+        page.show(view)
+        page.page.wait_for_load_state("networkidle")
+        page.page.evaluate(
+            "window.changes = 0; window.before = window.fills; new MutationObserver((all) => { window.changes += all"
+            ".filter((one) => one.attributeName !== 'data-drawn-ms').length; }).observe(document.body, {subtree: true,"
+            " childList: true, attributes: true, characterData: true})"
+        )
+        for _ in range(2):
+            with page.page.expect_response(lambda answer: "/api/state" in answer.url):
+                page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+            page.page.wait_for_load_state("networkidle")
+        seen = page.page.evaluate(
+            "[window.changes, window.fills - window.before, document.getAnimations().length]"
+        )
+        assert seen == [0, 0, 0], view
+
+
 def test_a_report_is_one_file_with_the_same_views(finished, watched, opened, tmp_path):
     out = tmp_path / "report.html"
     command = [sys.executable, "-m", "dure", "report", str(watched.run), "-o", str(out), "--pdf", "--json"]
@@ -100,6 +135,24 @@ def test_a_report_is_one_file_with_the_same_views(finished, watched, opened, tmp
     page.show("ranks")
     page.page.locator("canvas").press("+")
     page.page.wait_for_selector("canvas[data-drawn='75-225']")
+
+
+def test_the_bench_asks_the_server_for_what_the_page_asks_for(finished, watched, address, opened, tmp_path):
+    """`dure bench page` measures the page's own cost by these requests in place of a browser's."""
+    page = opened(address, locale="en-GB")
+    asked = []
+    page.page.on("request", lambda request: asked.append(request.url.removeprefix(address)))
+    page.show("ranks")
+    page.page.wait_for_selector("canvas[data-drawn]")
+    measured = page_cost.Measured(0.0)
+    with page_cost._asking(measured, address):
+        wait_until(lambda: "api/window" in measured.paths, "the steps")
+    mine = [url.partition("?")[0] for url in asked if url.startswith("api/")]
+    assert measured.paths[:3] == mine[:3] == ["api/runs", "api/state", "api/window"]
+    [query] = {url.partition("?")[2] for url in asked if url.startswith("api/window")}
+    told = parse_qs(query)
+    assert (told["columns"], told["stats"]) == ([page_cost._COLUMNS], ["mean"])
+    assert abs(int(told["bins"][0]) - page_cost._BINS) < 200
 
 
 def test_a_run_that_is_deleted_while_it_is_watched_is_said_to_be_gone(finished, watched, opened, tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support import FOLDER
 from support.commands import EXAMPLES, ROOT
 from support.wheels import build_wheel
 
@@ -83,3 +84,49 @@ def test_every_command_of_an_installed_wheel_has_help(installed, tmp_path):
     assert {
         command: run(installed, tmp_path, command, "--help").returncode for command in commands
     } == dict.fromkeys(commands, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+def test_lesson_page_and_report_work_from_an_installed_wheel_without_a_network(installed, tmp_path):
+    """Real HTTP requests, in a network namespace where there is nothing but the loopback."""
+    [wheel] = installed.parents[1].glob("*.whl")
+    pip = [installed / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+    subprocess.run([*pip, f"{wheel}[page]"], check=True, timeout=600)
+    for name in ("three_weights.toml", "three_weights.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    ran = run(installed, tmp_path, "train", "three_weights.toml", "--ranks", "2", "--run-dir", "runs/cut-off")
+    assert ran.returncode == 0, ran.stderr
+    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no network namespace can be made here: root, unshare and ip are needed")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    reader = [installed / "python", "-I", FOLDER / "readers.py", installed / "dure", "runs/cut-off"]
+    read = subprocess.run(
+        [*alone, *map(str, reader)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert read.returncode == 0, read.stderr
+    told = json.loads(read.stdout.splitlines()[-1])
+    assert (told["state"], told["trouble"]) == ("done", "")
+    assert len(told["fingerprints"]) == 2
+    assert len(set(told["fingerprints"])) == 1
+    assert told["condition"] == "finished"
+    assert told["window"] >= 4 * told["steps"][1] > 0
+    assert min([*told["lesson"].values(), *told["page"].values()]) > 500
+    for command in (["lesson", "-o", "lesson.html"], ["report", "runs/cut-off", "-o", "report.html"]):
+        # Neither needs torch: it is not there for them.
+        hidden = [*alone, installed / "python", "-c", _WITHOUT_TORCH, *command]
+        made = subprocess.run(
+            hidden, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert made.returncode == 0, made.stderr
+        assert (tmp_path / command[-1]).stat().st_size > 50_000
+
+
+_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from dure.cli import main; main()"

@@ -9,9 +9,9 @@ from dure.launch import run_team
 NAMES = tuple(sorted(set(features.FEATURES) - {"compiled"}))
 
 
-def train_on(ranks, names, folder):
+def train_on(ranks, names, folder, audit=0.0):
     return run_team(
-        "support.features:train_all", (names,), ranks=ranks, folder=RunFolder(folder), hang_seconds=300
+        "support.features:train_all", (names, audit), ranks=ranks, folder=RunFolder(folder), hang_seconds=300
     )
 
 
@@ -23,7 +23,8 @@ def alone():
 
 @pytest.fixture(scope="module")
 def on_three(tmp_path_factory):
-    return train_on(3, NAMES, tmp_path_factory.mktemp("features-3"))
+    """In half of the steps another rank computes a shard again, which changes nothing."""
+    return train_on(3, NAMES, tmp_path_factory.mktemp("features-3"), 0.5)
 
 
 @pytest.mark.parametrize("name", NAMES)

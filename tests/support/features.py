@@ -191,7 +191,7 @@ def train_feature(team, feature):
     return weights_sha256(module), loss
 
 
-def train_all(names):
+def train_all(names, audit=0.0):
     """Entry point of a rank: every named feature, one after the other, in one team."""
-    with dure.start(seed=5) as team:
+    with dure.start(seed=5, audit=audit) as team:
         return {name: train_feature(team, FEATURES[name]) for name in names}

@@ -66,6 +66,7 @@ optimizer = "SGD"
 lr = 0.1
 epochs = 60
 prove_every = 20
+audit = 0.1
 
 [checkpoint]
 every_steps = 40

@@ -33,11 +33,14 @@ class Run:
     def __init__(self, nodes=2, lost_seconds=60.0, encryption=None, host="127.0.0.1"):
         self.encryption = encryption
         self.said = []
+        self.lease = Lease()
         terms = Terms(nodes, nodes, FACTS, "/run", 300.0, 3)
         self.membership = Membership(terms, time.monotonic(), self.said.append, self.said.append)
         self.listener = listen_for_nodes(host, 0)
         self.address = self.listener.getsockname()[:2]
-        self.leader = Leader(self.listener, self.membership, lost_seconds, KEY, encryption)
+        self.leader = Leader(
+            self.listener, self.membership, lost_seconds, KEY, encryption, self.lease.lost_nodes
+        )
         self.lost_seconds = lost_seconds
         self.stack = contextlib.ExitStack()
 
@@ -368,3 +371,39 @@ def test_a_leader_with_an_ipv6_address_forms_a_team(encrypted):
         members = run.team()
         assert members[1].leader == "::1"
         run.finish(members)
+
+
+def test_a_node_that_the_engine_knows_to_be_lost_is_not_waited_for():
+    with Run() as run:
+        members = run.team()
+        run.lease.note_lost(0, "not the leader's own node")
+        run.lease.note_lost(7, "nobody")
+        run.lease.note_lost(1, "its power failed")
+        deadline = time.monotonic() + 50  # less than the 60 s after which silence is a loss
+        while not any(
+            "node 1 (node1, 127.0.0.1) is lost: its power failed" in str(words) for words in run.said
+        ):
+            assert time.monotonic() < deadline, run.said
+            time.sleep(0.01)
+        while (end := members[0].order(1)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "at least 2 nodes are needed" in str(end.error())
+
+
+def test_a_leader_that_came_back_at_another_address_is_found():
+    with Run() as run:
+        asked = []
+
+        def resolve_again():
+            asked.append("127.0.0.1")
+            if len(asked) == 1:
+                raise UsageError("the name is not known just now")
+            return "127.0.0.1"
+
+        line = reach_leader(
+            "127.0.0.3", run.address[1], KEY, 60.0, print, lambda: None, resolve_again=resolve_again
+        )
+        assert line.getpeername() == run.address
+        assert len(asked) == 2
+        line.close()

@@ -323,3 +323,31 @@ def test_a_bug_that_shows_while_the_run_stops_is_told_as_one():
     run.stopping = True
     end = dict(run.fault(1, "rank 4 failed: ValueError", now=6.0, may_pass=False))[0]
     assert (end.failure.message, end.failure.exit_code) == ("rank 4 failed: ValueError", 1)
+
+
+def wrong(rank):
+    return Failure(f"rank {rank} computes wrongly", rank, f"node{rank // 4}", "", 3, excludes=True)
+
+
+def test_a_node_that_computes_wrongly_is_left_out_and_not_taken_back_in():
+    run = Run(nodes=3, fewest=2)
+    run.form(0, 1, 2)
+    outgoing = run.membership.heard(2, Failed(1, wrong(6)), 10.0)  # whoever says it, rank 6 is node 1's
+    assert kinds(outgoing) == [(1, "End"), (0, "Again"), (2, "Again")]
+    assert outgoing[0][1].failure.exit_code == 3
+    assert [restart.rank for restart in run.restarts] == [6]
+    ((_, refused),) = run.membership.hello(Hello(1, "node1", "10.0.1.11", 4, FACTS), 11.0)
+    assert "excluded" in refused.why
+    assert kinds(run.membership.heard(2, Failed(1, wrong(6)), 10.0)) == []  # old news
+    teams = [letter for node in (0, 2) for letter in run.membership.heard(node, Ready(), 12.0)]
+    assert [team.ranks for _, team in teams if isinstance(team, Team)] == [8]
+
+
+@pytest.mark.parametrize(("fewest", "rank", "restarts"), [(3, 6, 3), (2, 1, 3), (2, 6, 0)])
+def test_where_a_node_cannot_be_left_out_the_run_ends_with_what_it_computed(fewest, rank, restarts):
+    """Too few would be left; it is the leader's; nothing is to be started again."""
+    run = Run(nodes=3, fewest=fewest, max_restarts=restarts)
+    run.form(0, 1, 2)
+    outgoing = run.membership.heard(2, Failed(1, wrong(rank)), 10.0)
+    assert kinds(outgoing) == [(0, "End"), (1, "End"), (2, "End")]
+    assert {end.failure.exit_code for _, end in outgoing} == {3}

@@ -262,6 +262,32 @@ def _around_forward():
         dist.destroy_process_group()
 
 
+def _inside_forward():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        with model._inside_ddp_forward():
+            return type(model)._active_ddp_module is model
+    finally:
+        dist.destroy_process_group()
+
+
+def _scale_and_look():
+    """The bits of a plain multiplication, and a mark where a number is none."""
+    values, found = torch.randn(1000), torch.zeros(1)
+    for scale in (1.0, 0.3, 1 / 3):
+        mine = values.clone()
+        torch._amp_foreach_non_finite_check_and_unscale_([mine], found, torch.tensor(scale))
+        if found.item() or not torch.equal(mine, values * scale):
+            return False
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        found.zero_()
+        torch._amp_foreach_non_finite_check_and_unscale_([torch.tensor([1.0, bad])], found, torch.ones(1))
+        if not found.item():
+            return False
+    return True
+
+
 def _done(tensor):
     future = torch.futures.Future()
     future.set_result(tensor)
@@ -274,6 +300,8 @@ CANARIES = {
         for name in ("Store", "HashStore", "PrefixStore", "TCPStore", "GradBucket")
     },
     "torch._foreach_add_": lambda tmp_path: _foreach(torch._foreach_add_, 3.0),
+    "torch._foreach_mul_": lambda tmp_path: _foreach(torch._foreach_mul_, 2.0),
+    "torch._amp_foreach_non_finite_check_and_unscale_": lambda tmp_path: _scale_and_look(),
     "torch._foreach_copy_": lambda tmp_path: _foreach(torch._foreach_copy_, 2.0),
     "torch.utils._python_dispatch.TorchDispatchMode": lambda tmp_path: _dispatch_mode(),
     "torch._dynamo.config": lambda tmp_path: _dynamo_config(),
@@ -293,6 +321,7 @@ CANARIES = {
     "._comm_hooks": lambda tmp_path: _comm_hooks(),
     "._pre_forward": lambda tmp_path: _around_forward(),
     "._post_forward": lambda tmp_path: _around_forward(),
+    "._inside_ddp_forward": lambda tmp_path: _inside_forward(),
     "._checkpoint_offset": _checkpoint_offset,
     "._orig_mod": lambda tmp_path: _compiled_wrapper(),
     "._parameters": lambda tmp_path: set(_module()._parameters) == {"weight", "bias"},

@@ -1,5 +1,7 @@
 """A team is started again when that may help, and not for ever."""
 
+from dataclasses import replace
+
 import pytest
 
 from dure.base.errors import Failure, JobError, PeerLost, RankFailed, ReplicasDiffer, StorageError
@@ -106,3 +108,15 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_only_the_machines_failures_may_pass(error, passes):
     assert may_pass(error) is passes
+
+
+def test_a_rank_that_computes_wrongly_is_left_out_as_long_as_the_team_may_be_smaller():
+    wrong = replace(failure("rank 1 computes wrongly", may_pass=False), excludes=True)
+    restart_policy = RestartPolicy(3, ranks=4, min_ranks=3)
+    restart = restart_policy.after(wrong, 7)
+    assert (restart.ranks, restart.number, restart.without_progress) == (3, 1, 0)
+    with pytest.raises(RankFailed, match="computes wrongly"):
+        restart_policy.after(wrong, 9)
+    for fixed in (RestartPolicy(3, ranks=4), RestartPolicy(0, ranks=4, min_ranks=1)):
+        with pytest.raises(RankFailed, match="computes wrongly"):
+            fixed.after(wrong, 7)

@@ -11,6 +11,7 @@ DureError                 1   training failed
 ├── PeerLost              1   this rank waited for others that never came (aftermath, not the cause)
 ├── NotFinite             1   a loss is NaN or infinite; names step, rank and shard
 ├── ReplicasDiffer        3   fingerprints that must agree do not
+├── ComputedWrongly       3   a rank's gradients are not what others compute from the same; names rank, step, tensor
 ├── ReceiptWrong          3   a receipt, or what it is compared with, is not what was recorded; names the first place
 ├── PreflightFailed       4   a node would fail the run; names the nodes and what is wrong with them
 ├── Resumable            75   stopped early, at a step, and saved: the same command goes on
@@ -70,6 +71,19 @@ class ReplicasDiffer(DureError):
     exit_code = 3
 
 
+class ComputedWrongly(DureError):
+    """A rank computed other gradients of a shard than other ranks do, from the same samples and weights."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, rank: int = -1, host: str = "", *, excludes: bool = False) -> None:
+        """`rank` of `host` is wrong, where that is known; `excludes`: the run may go on without it."""
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.excludes = excludes
+
+
 class ReceiptWrong(DureError):
     """A receipt's chain is broken, or a checkpoint, weights or a replay are not what it says."""
 
@@ -117,6 +131,8 @@ class Failure:
     """Whether a signal ended the process: exceptions of other ranks are explained by that, even earlier ones."""
     at_ns: int = 0
     """When it happened: CLOCK_MONOTONIC of its host, never compared with another host's."""
+    excludes: bool = False
+    """Whether the run may go on without this rank: it computes wrongly."""
 
 
 class RankFailed(DureError):

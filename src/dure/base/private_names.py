@@ -103,14 +103,32 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch",
         "._pre_forward",
-        "prepares DDP's reducer for a loss that calls the module by itself (`team.step(forward=…)`)",
-        "AttributeError at the first such step; losses of (output, target) do not need it",
+        "prepares DDP's reducer for the backward pass whose gradients ranks exchange",
+        "AttributeError at the first step of several ranks",
     ),
     PrivateName(
         "torch",
         "._post_forward",
-        "tells DDP's reducer which parameters such a loss used",
-        "AttributeError at the first such step; losses of (output, target) do not need it",
+        "tells DDP's reducer that this backward pass comes",
+        "AttributeError at the first step of several ranks",
+    ),
+    PrivateName(
+        "torch",
+        "._inside_ddp_forward",
+        "marks the forward pass as DDP's, for the compiler, which cuts graphs where DDP's buckets end",
+        "AttributeError at the first step",
+    ),
+    PrivateName(
+        "torch",
+        "torch._amp_foreach_non_finite_check_and_unscale_",
+        "multiplies a lone rank's gradients and looks for what is not finite, in one pass",
+        "AttributeError at the first step of a rank alone: `_foreach_mul_` and a look of its own give the same bits",
+    ),
+    PrivateName(
+        "torch",
+        "torch._foreach_mul_",
+        "multiplies a lone rank's gradients in one call, where they are not fp32 on a CPU",
+        "AttributeError at the first step: a loop over `mul_` gives the same bits, slower",
     ),
     PrivateName(
         "torch",

@@ -44,13 +44,25 @@ def bench_step(
     """Step time of a 9 M-parameter transformer: no exchange, dure, DDP, Accelerate, Fabric side by side."""
     from dure.tools.bench import step
 
-    try:
-        sizes = [int(size) for size in ranks.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"--ranks {ranks}: write team sizes with commas between them, such as --ranks 2,4"
-        ) from None
-    print_figures(step, step.bench_step(sizes=sizes, rounds=rounds, steps=steps), as_json)
+    print_figures(step, step.bench_step(sizes=_team_sizes(ranks), rounds=rounds, steps=steps), as_json)
+
+
+@bench.command("exactness")
+def bench_exactness(
+    ranks: Annotated[str, typer.Option(help="Team sizes, with commas; divisors of 8.")] = "1,2,4",
+    models: Annotated[str, typer.Option(help="With commas.")] = "cnn,transformer,mlp,gru,tiny",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; medians are printed.")] = 9,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One short round: whether it works, not figures.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What 8 shards cost in CPU seconds, against as many plain passes of their size: five models."""
+    from dure.tools.bench import exactness
+
+    size = exactness.QUICK if quick else exactness.Size(rounds=rounds)
+    figures = exactness.bench_exactness(sizes=_team_sizes(ranks), models=models.split(","), size=size)
+    print_figures(exactness, figures, as_json)
 
 
 @bench.command("recover")
@@ -174,14 +186,27 @@ def bench_arithmetic(
 @bench.command("receipt")
 def bench_receipt(
     ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 7,
-    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 15,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """What a run's receipt costs a step, in CPU-seconds: with and without one, in the same ranks."""
+    """What a run's receipt costs a step, in CPU-seconds: with and without one, in the same ranks; and counted alone."""
     from dure.tools.bench import receipt
 
     print_figures(receipt, receipt.bench_receipt(ranks=ranks, rounds=rounds, steps=steps), as_json)
+
+
+@bench.command("audit")
+def bench_audit(
+    ranks: Annotated[int, typer.Option(help="Processes that train together.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds of each kind; medians are printed.")] = 15,
+    steps: Annotated[int, typer.Option(help="Steps in a round.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """What it costs that another rank computes a shard again, in CPU-seconds: each step, and at train.audit = 0.01."""
+    from dure.tools.bench import audit
+
+    print_figures(audit, audit.bench_audit(ranks=ranks, rounds=rounds, steps=steps), as_json)
 
 
 @bench.command("page")
@@ -200,6 +225,15 @@ def bench_page(
 
     size = page.QUICK if quick else page.Size(steps=steps, ranks=ranks, rounds=rounds)
     print_figures(page, page.bench_page(size, only.split(",")), as_json)
+
+
+def _team_sizes(ranks: str) -> list[int]:
+    try:
+        return [int(size) for size in ranks.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--ranks {ranks}: write team sizes with commas between them, such as --ranks 2,4"
+        ) from None
 
 
 @bench.command("plan")

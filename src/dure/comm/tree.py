@@ -11,6 +11,7 @@ tree joins them. So whoever holds which leaves, the sum at the root is the same 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 
@@ -61,7 +62,12 @@ def tree_sum(values: Sequence[float]) -> float:
     if not values:
         return 0.0
     sums = list(values)
-    additions, _ = join_order([range(leaf, leaf + 1) for leaf in range(len(sums))], len(sums))
-    for left, right in additions:
+    for left, right in _additions(len(sums)):
         sums[left] += sums[right]
     return sums[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _additions(leaves: int) -> list[tuple[int, int]]:
+    """Of single leaves; the same at every step."""
+    return join_order([range(leaf, leaf + 1) for leaf in range(leaves)], leaves)[0]

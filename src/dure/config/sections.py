@@ -168,8 +168,15 @@ class Train(Section):
     then of the average, checkpoints hold it too, and `dure export --average` writes it. Never changes the weights."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: the forward pass under autocast; weights and gradients stay as they are."""
-    prove_every: CountOrNone = 100
-    """Steps between two proofs that all replicas are the same bits; 0: only at the end."""
+    prove_every: CountOrNone | Literal["auto"] = "auto"
+    """Steps between two proofs that all replicas are the same bits. `auto`: as often as takes 0.5 % of the time, every
+    1000 steps at the rarest; 0: only at the end."""
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of steps in which another rank computes one shard again, drawn at random, and compares the gradients' bits
+    before they met others; 0: none. Never changes a bit."""
+    on_corruption: Literal["stop", "exclude", "repeat"] = "stop"
+    """When a rank was found to compute wrongly, the step is repeated. Then the run saves and ends (exit code 3), or
+    goes on: without that rank as far as `--ranks 2:8` lets it (on several nodes without its node), or with it."""
     receipt_every: CountOrNone = 100
     """Steps between two hashes of all weights and optimizer state in the run's receipt; 0: only at the end. Those of
     checkpoints are always recorded."""
@@ -324,5 +331,13 @@ class Job(Section):
             raise ValueError(
                 "train.shard_optimizer is true, but with team.sync = false every rank updates a model of its own; "
                 "turn one of them off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_model_to_audit(self) -> Job:
+        if self.train.audit and not self.team.sync:
+            raise ValueError(
+                "train.audit compares ranks that train one model, but team.sync is false; turn one of them off"
             )
         return self

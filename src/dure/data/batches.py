@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,12 @@ from dure.data.shards import Split, parts_of, shards_of_rank
 
 MANY_IDS = 64
 """Above this, a step's sample ids are recorded as a hash only."""
+
+
+def content_mark(ids: Sequence[int], contents: Sequence[int]) -> int:
+    """Hash of what samples contain, whatever their order; adds up."""
+    pairs = zip(ids, contents, strict=True)
+    return sum(content * (2 * sample + 1) for sample, content in pairs) & (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,13 @@ class Batch:
     @property
     def content_mark(self) -> int:
         """Hash of what `ids` contain, whatever their order; those of ranks add up."""
-        pairs = zip(self.ids, self.contents, strict=True)
-        return sum(content * (2 * sample + 1) for sample, content in pairs) & (1 << 64) - 1
+        return content_mark(self.ids, self.contents)
+
+    def content_mark_of(self, shard: int) -> int:
+        """The same of one of this rank's shards."""
+        wanted = next(one.ids for one in self.shards if one.shard == shard)
+        first = sum(len(one.ids) for one in self.shards if one.shard < shard)
+        return content_mark(wanted, self.contents[first : first + len(wanted)])
 
     @cached_property
     def mark(self) -> int:
@@ -172,6 +183,17 @@ class Batches:
         samples = SeededSamples(self._dataset, self.plan.seed, self._place)
         part = self.plan.parts(self.plan.order(epoch), in_epoch, shard)[micro]
         return (self._collate or default_collate)([samples[epoch, sample] for sample in part])
+
+    def shard_again(self, step: int, shard: int) -> tuple[ShardBatch, tuple[int, ...]]:
+        """One shard of a step, whichever rank's, read by this process now, and hashes of what its samples contain."""
+        epoch, in_epoch = divmod(step, self.plan.split.steps)
+        samples = SeededSamples(self._dataset, self.plan.seed, self._place)
+        collate = WithContents(self._collate or default_collate)
+        ids = self.plan.parts(self.plan.order(epoch), in_epoch, shard)
+        read = [collate([samples[epoch, sample] for sample in part]) for part in ids]
+        parts = tuple(batch for _, batch in read)
+        whole = ShardBatch(shard, parts, tuple(sample for part in ids for sample in part))
+        return whole, tuple(content for contents, _ in read for content in contents)
 
     def content(self, epoch: int, sample: int) -> int:
         """The hash of a sample as it is read now, for an epoch."""

@@ -32,9 +32,12 @@ def seed_all(seed: int) -> None:
 def generators_kept() -> Iterator[None]:
     """Whatever is drawn within `with`, the global generators then go on from where they were."""
     states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         torch.set_rng_state(states[0])
+        if of_devices is not None:
+            torch.cuda.set_rng_state_all(of_devices)
         numpy.random.set_state(states[1])
         random.setstate(states[2])

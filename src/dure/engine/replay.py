@@ -139,7 +139,9 @@ def _to_replay(loaded: LoadedJob, wanted: Replayed) -> LoadedJob:
     if wanted.ranks > job.team.shards:
         raise UsageError(f"--ranks {wanted.ranks}: the run has {job.team.shards} shards; use at most so many")
     parts: dict[str, Any] = {
-        "train": job.train.model_copy(update={"epochs": None, "steps": wanted.end, "prove_every": 0}),
+        "train": job.train.model_copy(
+            update={"epochs": None, "steps": wanted.end, "prove_every": 0, "audit": 0.0}
+        ),
         "team": job.team.model_copy(update={"ranks": wanted.ranks, "min_ranks": None, "max_restarts": 0}),
         "checkpoint": Checkpoint(every_seconds=LONGEST_SECONDS, memory_every=0),
         "cluster": Cluster(),

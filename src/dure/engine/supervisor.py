@@ -9,9 +9,11 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dure.base.errors import DureError, Resumable, UsageError
+from dure.base.run_folder import RunFolder
 from dure.base.say import say
 from dure.base.team_key import TeamKey
 from dure.engine.attached import KILL, NODE_LOST, STOP
@@ -129,6 +131,8 @@ class Supervisor:
         while True:
             self._stop.check()
             time.sleep(_LOOK_SECONDS)
+            # By a file in the run's folder: the agents see it by themselves, and take it away when they have saved.
+            self._asked_to_stop |= RunFolder(Path(self.wanted.run)).asked_to_stop()
             code = self.agents[leader].exit_code()
             if code is not None:
                 return self._after_leader(leader, code)

@@ -11,7 +11,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from dure.base.errors import DureError, Failure, PeerLost, RankFailed, Resumable, StorageError
+from dure.base.errors import (
+    ComputedWrongly,
+    DureError,
+    Failure,
+    PeerLost,
+    RankFailed,
+    Resumable,
+    StorageError,
+)
 from dure.base.files import open_plain
 from dure.base.say import redacted
 from dure.device.words import MACHINE_FAULTS, PROGRAM_FAULTS
@@ -44,6 +52,9 @@ def describe(error: BaseException, rank: int) -> Failure:
             else "".join(traceback.format_exception_only(error)).strip()
         )
         message, details = f"rank {rank} on {host} failed: {words}", traceback_of(error)
+    excludes = False
+    if isinstance(error, ComputedWrongly) and error.rank >= 0:  # all ranks say it of one of them
+        rank, host, excludes = error.rank, error.host, error.excludes
     return Failure(
         message=redacted(message),
         rank=rank,
@@ -53,6 +64,7 @@ def describe(error: BaseException, rank: int) -> Failure:
         may_pass=may_pass(error),
         aftermath=is_aftermath(error),
         at_ns=time.monotonic_ns(),
+        excludes=excludes,
     )
 
 

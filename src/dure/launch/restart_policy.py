@@ -71,6 +71,9 @@ class RestartPolicy:
         """
         script = None if self._script is None or self._script.saves() else self._script
         most = self._max_restarts if script is None else script.max_restarts
+        if failure.excludes and most and self.ranks > self._min_ranks:
+            self.ranks -= 1
+            return self.without(failure, step)
         if most == 0 or not (failure.may_pass or script is not None):
             raise RankFailed(failure)
         if self._first is None or step > self._furthest:
@@ -81,6 +84,14 @@ class RestartPolicy:
             self.ranks -= 1
         else:
             raise self._given_up(self._first, most)
+        return self._restart(failure, step, most)
+
+    def without(self, failure: Failure, step: int) -> Restart:
+        """A restart without the rank, or the node, of a failure: another team, which begins to count anew."""
+        self._first, self._without_progress = None, 0
+        return self._restart(failure, step, self._max_restarts)
+
+    def _restart(self, failure: Failure, step: int, most: int) -> Restart:
         self.restarts += 1
         return Restart(
             number=self.restarts,

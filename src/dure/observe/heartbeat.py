@@ -48,7 +48,8 @@ class Beat:
 
 # Every beat is written twice. A reader that meets a half-written one sees two that differ, and reads again.
 _BEAT = struct.Struct("<qqqq")
-_BYTES = 2 * _BEAT.size
+_TWICE = struct.Struct("<qqqqqqqq")
+_BYTES = _TWICE.size
 
 
 class Heartbeat:
@@ -73,9 +74,8 @@ class Heartbeat:
         """Say where this rank is now."""
         self._last = (step, phase)
         if self._map is not None:
-            beat = (step, phase, time.monotonic_ns(), self._pid)
-            _BEAT.pack_into(self._map, 0, *beat)
-            _BEAT.pack_into(self._map, _BEAT.size, *beat)
+            now, pid = time.monotonic_ns(), self._pid
+            _TWICE.pack_into(self._map, 0, step, phase, now, pid, step, phase, now, pid)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

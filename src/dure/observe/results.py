@@ -57,6 +57,8 @@ class RankResult:
     """The pretrained weights, if there are any."""
     start: int = 0
     """The first step of this session; more than 0 when the run was resumed."""
+    audited: int = 0
+    """Shards of other ranks that this one computed again, in this session."""
     storage: tuple[int, int] = (0, 0)
     """Requests and bytes that this rank asked of the storage, in all sessions."""
 

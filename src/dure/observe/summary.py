@@ -46,6 +46,8 @@ class Summary:
     """Pretrained weights: which, who read them, their fingerprint and bytes."""
     storage: dict[str, Any] = field(default_factory=dict)
     """What all ranks asked of the storage, and each of them: requests and bytes."""
+    audited: int | None = None
+    """Shards that another rank computed again, in this session; None where no step was to be audited."""
     notes: list[str] = field(default_factory=list)
     resumed_from: int | None = None
     """The step that this session went on from; None when the run was not resumed."""
@@ -93,6 +95,7 @@ def summarize(
         metrics_by_rank=None if together else [result.metrics for result in results],
         loaded=None if first.loaded is None else {key: vars(first.loaded)[key] for key in _LOADED},
         storage=_storage(results),
+        audited=sum(result.audited for result in results) if job.train.audit else None,
         notes=notes,
         resumed_from=first.start or None,
     )
@@ -139,6 +142,8 @@ _WORDS: dict[Language, dict[str, str]] = {
         "differ": "{kinds} different models: nothing was synchronised",
         "apart": "apart",
         "apart_line": "by up to {largest:.3g} in one weight, {rms:.3g} root mean square",
+        "audit": "audit",
+        "audit_line": "{audited:,} shards computed again by another rank and compared",
         "sha": "sha256",
         "recipe": "recipe",
         "files": "files",
@@ -169,6 +174,8 @@ _WORDS: dict[Language, dict[str, str]] = {
         "differ": "서로 다른 모델 {kinds}개: 동기화하지 않았습니다",
         "apart": "차이",
         "apart_line": "가중치 하나에서 최대 {largest:.3g}, 제곱평균제곱근 {rms:.3g}",
+        "audit": "감사",
+        "audit_line": "샤드 {audited:,}개를 다른 랭크가 다시 계산해 비교",
         "sha": "sha256",
         "recipe": "레시피",
         "files": "파일",
@@ -193,6 +200,8 @@ def in_words(summary: Summary, language: Language) -> str:
     ]
     if summary.apart is not None:
         rows.append((word["apart"], word["apart_line"].format(**summary.apart)))
+    if summary.audited is not None:
+        rows.append((word["audit"], word["audit_line"].format(audited=summary.audited)))
     rows += [
         (word["sha"], summary.weights_sha256),
         (word["recipe"], summary.recipe[:16]),

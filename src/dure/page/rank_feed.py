@@ -26,6 +26,7 @@ from dure.observe.events import (
     Noted,
     PartBegun,
     Proved,
+    ShardAudited,
     StorageUsed,
     TeamFormed,
     WeightsLoaded,
@@ -47,6 +48,7 @@ _MOST_SAMPLES = 200_000
 _KEPT = (
     TeamFormed,
     Proved,
+    ShardAudited,
     Evaluated,
     StorageUsed,
     WeightsLoaded,

@@ -149,7 +149,13 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
     if os.getppid() != parent:
         raise SystemExit(0)
-    os.nice(10)  # ranks come first
+
+
+def give_way() -> None:
+    """Have this process take the processor only where ranks leave some: it never interrupts one that runs."""
+    os.nice(10)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def show(
@@ -167,6 +173,7 @@ def show(
     from dure.page.catalog import Catalog
 
     refuse_without_extra()
+    give_way()
     if parent is not None:
         end_with(parent)
     catalog = Catalog.of(wanted)

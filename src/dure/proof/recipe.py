@@ -28,7 +28,16 @@ _NOT_TRAINED_BY = {
 _NOT_IN_THE_BITS = {
     "model": ("weights", "load", "strict"),
     "data": ("workers",),
-    "train": ("prove_every", "receipt_every", "epochs", "steps", "shard_optimizer", "ema"),
+    "train": (
+        "prove_every",
+        "receipt_every",
+        "audit",
+        "on_corruption",
+        "epochs",
+        "steps",
+        "shard_optimizer",
+        "ema",
+    ),
     "team": ("ranks", "min_ranks", "arithmetic", "hang_seconds", "stop_seconds", "max_restarts"),
     "reduce": ("transport",),
 }

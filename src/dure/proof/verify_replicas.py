@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ from dure.base.errors import ReplicasDiffer
 from dure.comm.group import Group
 from dure.device.fingerprint import fingerprint, named_weights, optimizer_tensors
 from dure.observe.results import Apart
+from dure.proof.proof_cadence import ProofCadence, ProofCost
+
+_COST = "cost"
 
 
 def fingerprints_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, str]:
@@ -32,17 +36,25 @@ def prove_same(
     group: Group,
     step: int,
     sharing: Group | None = None,
+    cadence: ProofCadence | None = None,
 ) -> list[str]:
     """One fingerprint per rank, all the same, or an error that names the ranks and the first tensor that differ.
 
     `sharing` are the ranks that hold a sharded optimizer together: the state of all their parts counts as
-    one, to be compared with what other nodes hold.
+    one, to be compared with what other nodes hold. `cadence` is told what the proof costs.
     """
+    began = time.thread_time()
     own = fingerprints_of(module, optimizer)
+    hashing, asked = time.thread_time() - began, time.perf_counter()
+    parts = list(own)
     if sharing is not None:
         own["optimizer state"] = "-".join(sharing.gather(own["optimizer state"], "comparing fingerprints"))
-    everyones = [json.loads(text) for text in group.gather(json.dumps(own), "comparing fingerprints")]
-    for part in own:
+    told = own if cadence is None else {**own, _COST: cadence.cost(hashing, step + 1).as_text()}
+    everyones = [json.loads(text) for text in group.gather(json.dumps(told), "comparing fingerprints")]
+    if cadence is not None:
+        costs = [ProofCost.from_text(other.pop(_COST)) for other in everyones]
+        cadence.proved(costs, time.perf_counter() - asked, step + 1)
+    for part in parts:
         if len({other[part] for other in everyones}) > 1:
             state = _state(module, optimizer if sharing is None else None)
             raise ReplicasDiffer(who_differs(state, group, step, part))

@@ -15,6 +15,7 @@ from dure.base.errors import JobError, ModelRefused
 from dure.comm.topology import Topology
 from dure.device.accelerator import is_host
 from dure.step.loss import LossSum, SumAndCount, full_precision, sum_and_count
+from dure.step.shadow import OnCorruption
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Setting:
     precision: str = "fp32"
     deadline_seconds: float = 150.0
     """How long a rank waits for another."""
+    audit: float = 0.0
+    """Share of steps in which another rank computes one shard again. Never changes a bit."""
+    on_corruption: OnCorruption = "stop"
+    """What follows when a rank computed wrongly."""
 
 
 Forward = Callable[[Any, Any], Any]
@@ -131,25 +136,29 @@ def forward(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
 
     What autocast made low precision comes back as fp32: the loss is computed outside of it.
     """
-    output = _called(module, inputs, setting)
-    return output if setting.precision == "fp32" else full_precision(output)
-
-
-def _called(module: torch.nn.Module, inputs: Any, setting: Setting) -> Any:
+    if setting.precision == "fp32":
+        return _called(module, inputs)
     with _autocast(setting):
-        try:
-            if isinstance(inputs, dict):
-                return module(**inputs)
-            if isinstance(inputs, list | tuple):
-                return module(*inputs)
+        output = _called(module, inputs)
+    return full_precision(output)
+
+
+def _called(module: torch.nn.Module, inputs: Any) -> Any:
+    try:
+        if isinstance(inputs, torch.Tensor):
             return module(inputs)
-        except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
-                raise
-            raise ModelRefused(
-                "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
-                "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
-            ) from error
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        if isinstance(inputs, list | tuple):
+            return module(*inputs)
+        return module(inputs)
+    except Exception as error:
+        if type(error).__name__ != "FailOnRecompileLimitHit":  # importing its module takes a second
+            raise
+        raise ModelRefused(
+            "torch.compile met more shapes than it may compile for, and would run the others uncompiled, with "
+            "other bits; pad the samples to fewer shapes, or set torch._dynamo.config.recompile_limit higher"
+        ) from error
 
 
 def _autocast(setting: Setting) -> contextlib.AbstractContextManager[Any]:
@@ -165,6 +174,8 @@ def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
             "or data.collate must make them so; in a script, team.step(..., forward=...) takes batches of any form"
         )
     inputs, target = part
+    if device.type == "cpu":
+        return inputs, target
     return to_device(inputs, device), to_device(target, device)
 
 

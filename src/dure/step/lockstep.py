@@ -27,10 +27,12 @@ from dure.comm.reduce.subtree_stack import SubtreeStack
 from dure.data.batches import Batch
 from dure.data.seeds import seed_all, seed_of
 from dure.observe.heartbeat import Heartbeat, Phase
+from dure.step.audit import ShardAudit
 from dure.step.first_probe import probe_on
 from dure.step.forward import PartLoss, Setting, WholeLoss
 from dure.step.refusals import NotFiniteSearch, WrittenWeights, refuse_losses_not_finite
 from dure.step.replica import Buffers, ProbeResult
+from dure.step.shadow import Audited, Corruption
 from dure.step.shard_passes import ShardPasses
 from dure.step.update import clip
 
@@ -56,6 +58,9 @@ class StepResult:
     """Losses and counts by shard."""
     marks: GradientMarks | None = None
     """Fingerprints of the shards' gradients and contents, if asked for (`mark_gradients`)."""
+    audited: Audited | None = None
+    """The shard that another rank computed again, and whether the bits were the same; where not, the step's own
+    gradients were computed again."""
 
 
 class Steps(Protocol):
@@ -105,8 +110,10 @@ class Lockstep:
             exchanger, self._stack, wire, lambda: heartbeat.beat(self._step, Phase.EXCHANGE)
         )
         model.register_comm_hook(None, self._exchange.hook)
-        self._passes = ShardPasses(model, setting, self._stack, self._exchange, heartbeat)
+        alone = (setting.topology.size == 1 or not setting.sync) and not wire.rounds
+        self._passes = ShardPasses(model, setting, self._stack, self._exchange, heartbeat, alone=alone)
         self._written_weights = WrittenWeights(model.module)
+        self._audit = ShardAudit(model, setting, group, heartbeat)
 
     def prepare(self, batch: Batch, loss: PartLoss) -> None:
         """Before the first step: probe the model on this rank's first shard, unless that was done."""
@@ -136,8 +143,20 @@ class Lockstep:
         """Compute this rank's shards and meet the others; `.grad` then holds the batch's mean gradient, or None
         where no shard of any rank used the parameter.
 
-        `flags` are OR-ed over ranks in the loss reduction.
+        `flags` are OR-ed over ranks in the loss reduction. A step that a shadow shard shows to be wrong is computed
+        again, once; raises ComputedWrongly where it is wrong again.
         """
+        first = self._forward_backward(batch, loss, flags, None)
+        if isinstance(first, StepResult):
+            return first
+        again = self._forward_backward(batch, loss, flags, first)
+        assert isinstance(again, StepResult)
+        return again
+
+    def _forward_backward(
+        self, batch: Batch, loss: PartLoss, flags: int, wrong: Corruption | None
+    ) -> StepResult | Corruption:
+        """One computation of a step; `wrong` is what is known of the one before. Returns what is wrong with it."""
         buffers = self._buffers
         assert buffers is not None, "prepare comes first"
         began = time.perf_counter()
@@ -145,9 +164,18 @@ class Lockstep:
         buffers.begin()
         self._written_weights.begin(self._beside)
         step = self._new_exchange(batch, flags)
+        step.watch = self._audit.watch(batch, loss)
         unused = self._passes.compute(batch, loss, step, buffers)
         ended = time.perf_counter()
         self._exchange.finish()
+        audited = self._audit.examine(batch, loss, step, buffers)
+        if audited is not None and audited.corruption is not None and audited.corruption.in_step:
+            buffers.restore()
+            if wrong is not None:
+                raise audited.corruption.error(self._setting.on_corruption)
+            return audited.corruption
+        if audited is not None and wrong is not None:
+            audited = Audited(audited.chosen, wrong)
         self._written_weights.refuse()
         refuse_losses_not_finite(batch.step, step.totals, self._setting)
         if step.flags & NOT_FINITE:
@@ -168,6 +196,7 @@ class Lockstep:
             step.totals.mark,
             step.totals,
             step.marks,
+            audited,
         )
 
     def update(

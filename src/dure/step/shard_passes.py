@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 import torch
@@ -15,8 +16,9 @@ from dure.data.seeds import seed_all, seed_of
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.step.forward import PartLoss, Setting, WholeLoss, compute_loss
 from dure.step.loss import SumAndCount
+from dure.step.own_mean import OwnMean
 from dure.step.replica import Buffers
-from dure.step.unused import complete, not_reached
+from dure.step.unused import complete, not_reached, refuse_frozen
 
 
 @contextlib.contextmanager
@@ -29,6 +31,15 @@ def synchronised(model: DistributedDataParallel) -> Iterator[None]:
         model.require_backward_grad_sync = before
 
 
+def as_inside_ddp(model: DistributedDataParallel, loss: PartLoss) -> contextlib.AbstractContextManager[None]:
+    """What forward passes run in. The compiler cuts a model where DDP's buckets end if it runs inside of DDP, and
+    then it must on every shard, wherever it is computed."""
+    if isinstance(loss, WholeLoss):
+        return contextlib.nullcontext()
+    inside: contextlib.AbstractContextManager[None] = model._inside_ddp_forward()
+    return inside
+
+
 class ShardPasses:
     """Computes a rank's shards one by one; their gradients go to the stack, the last one's to DDP's buckets."""
 
@@ -39,52 +50,81 @@ class ShardPasses:
         stack: SubtreeStack,
         exchange: GradientExchange,
         heartbeat: Heartbeat,
+        *,
+        alone: bool,
     ) -> None:
+        """`alone`: this rank exchanges nothing."""
         self.model = model
         self._setting = setting
         self._stack = stack
         self._exchange = exchange
         self._heartbeat = heartbeat
         self._parameters = [p for p in model.module.parameters() if p.requires_grad]
+        self._own_mean = OwnMean(self._parameters, stack) if alone else None
 
     def compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
         """Forward and backward of all shards. Returns the positions of parameters that none of them used."""
-        setting, last = self._setting, batch.shards[-1]
+        with as_inside_ddp(self.model, loss):
+            unused = self._compute(batch, loss, step, buffers)
+        if self._own_mean is not None:
+            refuse_frozen(self._parameters, unused)
+            self._own_mean.settle(step, all_used=not unused)
+            step.handed_over_at = time.perf_counter()
+        return unused
+
+    def _compute(self, batch: Batch, loss: PartLoss, step: StepExchange, buffers: Buffers) -> set[int]:
+        setting, totals, beat = self._setting, step.totals, self._heartbeat.beat
+        last = batch.shards[-1]
         unused: set[int] | None = None
-        for shard in batch.shards:
-            if shard is not batch.shards[0]:
+        for at, shard in enumerate(batch.shards):
+            if at:
                 buffers.restore()
             for micro, part in enumerate(shard.parts):
-                meets = shard is last and micro == len(shard.parts) - 1
-                self._heartbeat.beat(batch.step, Phase.COMPUTE)
+                meets = shard is last and self._own_mean is None and micro == len(shard.parts) - 1
+                beat(batch.step, Phase.COMPUTE)
                 seed_all(micro_seed(setting.seed, batch.step, micro, shard.shard, loss))
-                with synchronised(self.model) if meets else self.model.no_sync():
-                    total, count = self._loss_of(part, loss)
-                    if not batch.idle:
-                        step.totals.losses[shard.shard] += float(total.detach())
-                        step.totals.counts[shard.shard] += count
-                    if meets:
-                        unused = self._backward_and_meet(total, step, unused)
-                    elif total.requires_grad:
-                        total.backward()
-            if shard is batch.shards[0]:
+                if meets:
+                    total, count = self._loss_by_ddp(part, loss)
+                else:
+                    total, count = compute_loss(self.model.module, part, loss, setting)
+                if not batch.idle:
+                    totals.note(shard.shard, total, count)
+                if meets:
+                    unused = self._backward_and_meet(total, step, unused)
+                elif total.requires_grad:
+                    total.backward()
+            if not at:
                 buffers.keep()
-            if shard is not last:
-                if step.marks is not None:
-                    step.marks.note(shard.shard, self._parameters, [p.grad for p in self._parameters])
-                without = self._stack.push(shard.shard, batch.active)
-                unused = without if unused is None else unused & without
+            if shard is not last or self._own_mean is not None:
+                unused = self._put_away(batch, at, step, unused)
         return unused or set()
 
-    def _loss_of(self, part: object, loss: PartLoss) -> SumAndCount:
-        """The loss of a micro-batch, by way of DDP, so that its reducer expects the backward pass."""
-        if not isinstance(loss, WholeLoss):
-            return compute_loss(self.model, part, loss, self._setting)
-        # The function may call any method of the module, several times: what DDP does around its forward pass is done
-        # around all of it. Under no_sync it does nothing.
-        self.model._pre_forward()
-        total, count = loss.of(self.model.module, part, self._setting)
-        self.model._post_forward(total)
+    def _put_away(
+        self, batch: Batch, at: int, step: StepExchange, unused: set[int] | None
+    ) -> set[int] | None:
+        """A shard's gradients, out of the next one's way. `unused` are the positions that no shard before used."""
+        shard, apart = batch.shards[at].shard, set[int]()
+        for watch in step.watches:
+            wanted = watch.wants(self._parameters)
+            seen = [self._parameters[place] for place in wanted]
+            watch.note(shard, seen, [parameter.grad for parameter in seen])
+            apart.update(wanted)
+        # Onto a shard that leaves its gradients in DDP's buckets, nothing is added here.
+        if at + 1 < len(batch.shards) - (self._own_mean is None):
+            parts = len(batch.shards[at + 1].parts)
+            if self._stack.hold(shard, batch.active, parts, apart):
+                return unused
+        without = self._stack.push(shard, batch.active)
+        return without if unused is None else unused & without
+
+    def _loss_by_ddp(self, part: object, loss: PartLoss) -> SumAndCount:
+        """The loss of the micro-batch with which ranks meet: with what DDP does around its forward pass, so that its
+        reducer expects the backward pass. A function over the micro-batch may call any method of the module, several
+        times."""
+        with synchronised(self.model):
+            self.model._pre_forward()
+            total, count = compute_loss(self.model.module, part, loss, self._setting)
+            self.model._post_forward(total)
         return total, count
 
     def _backward_and_meet(

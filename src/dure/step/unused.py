@@ -34,15 +34,20 @@ def graph_of(total: torch.Tensor) -> Iterator[Node]:
             yield node
 
 
-def complete(parameters: Sequence[torch.nn.Parameter], missing: set[int]) -> set[int]:
-    """Run a backward pass that reaches the missing parameters alone. Returns those that had no gradient at all."""
-    without = {at for at in missing if parameters[at].grad is None}
+def refuse_frozen(parameters: Sequence[torch.nn.Parameter], missing: set[int]) -> None:
+    """Raise UsageError where a parameter has no gradient because it was frozen meanwhile."""
     frozen = next((at for at in sorted(missing) if not parameters[at].requires_grad), None)
     if frozen is not None:
         raise UsageError(
             f"parameter {frozen} (shape {tuple(parameters[frozen].shape)}) was frozen after team.replicate; freeze it "
             "before, or replicate the module again"
         )
+
+
+def complete(parameters: Sequence[torch.nn.Parameter], missing: set[int]) -> set[int]:
+    """Run a backward pass that reaches the missing parameters alone. Returns those that had no gradient at all."""
+    without = {at for at in missing if parameters[at].grad is None}
+    refuse_frozen(parameters, missing)
     # A gradient from an earlier micro-batch stays as it is: x + -0.0 is x for every x, also for -0.0.
     nothing = {at: torch.tensor(0.0 if at in without else -0.0) for at in missing}
     order = sorted(missing)

@@ -241,6 +241,9 @@ class Checkpoint:
             self._receipt.after_step(self.step - 1, passes)
         with self._calls.inside("save_if_due", self.step):
             self._manager.save_if_due(flags)
+            if self._team.is_corrupted:
+                self._manager.save_last()
+        self._team.refuse_to_go_on()
         self._team.heartbeat.beat(self.step, Phase.DATA)
 
     def _note_metrics(self, metrics: Mapping[str, float] | None) -> None:
@@ -343,13 +346,10 @@ class Checkpoint:
     def _open_receipt(self) -> RunReceipt | None:
         """As `dure train` has one; beside the checkpoints, so that it is one chain with them. None where there is no
         folder for it, and where another recipe's state goes on."""
-        place = self._places.storage
-        folder = (
-            self._places.run
-            if "://" in place or Path(place).is_relative_to(self._places.run.path)
-            else RunFolder(Path(place))
-        )
-        if "://" in str(folder.path):
+        run, place = read_run_folder(os.environ), self._places.storage
+        within = run is not None and ("://" in place or Path(place).is_relative_to(run.path))
+        folder = run if within else None if "://" in place else RunFolder(Path(place))
+        if folder is None:
             return None
         for model in self._models.values() if isinstance(self._models, dict) else _listed(self._models):
             if isinstance(model, DistributedDataParallel):

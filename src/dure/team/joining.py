@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from types import TracebackType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -27,12 +27,14 @@ from dure.config.sections import DeviceName
 from dure.data.seeds import seed_all
 from dure.device.accelerator import CPU, Decision, Seen, decide, look, make_current
 from dure.device.exactness import compute_exactly
+from dure.device.host_memory import keep_freed_memory
 from dure.device.portable import compute_portably, why_not_portable
 from dure.observe.heartbeat import Heartbeat
 from dure.proof import detectors
 from dure.proof.arithmetic import agree_on_arithmetic
 from dure.step.forward import Setting
 from dure.step.replica import compile_by_shape_alone
+from dure.step.shadow import OnCorruption
 from dure.team.team import Team
 
 
@@ -49,12 +51,18 @@ def start(
     wire: WireName = "fp32",
     transport: Transport = "auto",
     hang_seconds: float = 120.0,
+    audit: float = 0.0,
+    on_corruption: OnCorruption = "stop",
 ) -> Team:
     """Join the team that `dure run`, torchrun, srun or a person at the shell started; alone, a team of one.
 
     `args` may hold `rank`, `world_size` and `master` (see `dure.arguments`). The weights of a model that is
     built next come from `seed`, the same on every rank. With `arithmetic` portable the bits are the same on x86-64 CPUs
     of all kinds that have AVX2; the script must have been started for it: `dure run --arithmetic portable`.
+
+    `audit` is the share of steps, 0 to 1, in which another rank computes one shard again and compares the gradients'
+    bits. When a rank computed wrongly the step is repeated; then ComputedWrongly is raised on all ranks by the next
+    `save_if_due`, step or end (`on_corruption="stop"`), or the script goes on (`"repeat"`).
     """
     given = {name: getattr(args, name, None) for name in ("rank", "world_size", "master")}
     _tell_errors_in_one_line()
@@ -69,6 +77,7 @@ def start(
         if not least <= value <= most:
             shown = value if abs(value) < 1 << 64 else "far too large"
             raise UsageError(f"{name} is {shown}; use {least} to {most}")
+    _refuse_audit(audit, on_corruption, sync=sync)
     if topology.size > shards:
         raise UsageError(
             f"{topology.size} ranks need at least one shard each, but shards is {shards}; use fewer ranks"
@@ -77,6 +86,7 @@ def start(
         _compute_portably(precision)
     allow(needed(topology.size, topology.local_size, topology.nodes))
     torch.set_num_threads(threads)
+    keep_freed_memory()
     compile_by_shape_alone()
     deadline_seconds = hang_seconds + 30.0  # the launcher's watch comes first: it sees all ranks
     store, chosen = _join(topology, deadline_seconds, device)
@@ -84,7 +94,7 @@ def start(
         raise UsageError(f'arithmetic = "portable" cannot be had: {why}')
     make_current(chosen)
     compute_exactly(chosen)
-    setting = Setting(topology, shards, seed, sync, chosen, precision, deadline_seconds)
+    setting = Setting(topology, shards, seed, sync, chosen, precision, deadline_seconds, audit, on_corruption)
     run = read_run_folder(os.environ)
     heartbeat = Heartbeat(run.heartbeat(topology.rank) if run is not None else None)
     calls = CallBoard(store, topology.rank, topology.size, heartbeat)
@@ -108,6 +118,8 @@ def start(
             "sync": sync,
             "precision": precision,
             "wire": wire,
+            "audit": audit,
+            "on_corruption": on_corruption,
         }
     )
     if sync and topology.size > 1:
@@ -115,6 +127,16 @@ def start(
         agree_on_arithmetic(team.group, chosen, dtypes)
     seed_all(seed)
     return team
+
+
+def _refuse_audit(audit: float, on_corruption: str, *, sync: bool) -> None:
+    if not 0.0 <= audit <= 1.0:
+        raise UsageError(f"audit is {audit}; use 0 (no step) to 1 (every step)")
+    if audit and not sync:
+        raise UsageError("audit compares ranks that train one model, and sync is off; leave one of them out")
+    known = get_args(OnCorruption)
+    if on_corruption not in known:
+        raise UsageError(f"on_corruption is {on_corruption!r}; use {', '.join(known)}")
 
 
 def _join(topology: Topology, deadline_seconds: float, wanted: str) -> tuple[Store | None, torch.device]:

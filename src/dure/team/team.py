@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from dure.base.errors import Resumable, UsageError
+from dure.base.errors import ComputedWrongly, Resumable, UsageError
+from dure.base.say import say
 from dure.checkpoint.state import Sharing
 from dure.comm.call_board import CallBoard
 from dure.comm.reduce.exchanger import Exchanger
@@ -29,6 +30,7 @@ from dure.data.shards import SplitKind
 from dure.device.pinned import move_module
 from dure.observe.heartbeat import Heartbeat, Phase
 from dure.observe.results import Apart
+from dure.proof.proof_cadence import ProofCadence
 from dure.proof.verify_replicas import how_far_apart, prove_same
 from dure.step.evaluation import EvalResult, evaluate, rehearse
 from dure.step.forward import Forward, Setting
@@ -41,6 +43,7 @@ from dure.step.replica import (
     same_start,
     wrap,
 )
+from dure.step.shadow import Audited
 from dure.team.checkpoint import Checkpoint, Wanted
 from dure.team.data import TeamData
 from dure.team.member import Member
@@ -89,6 +92,8 @@ class Team(Member):
         self._sharded = ShardedOptimizers(topology, setting, self.group)
         self._data = TeamData(topology, setting, self.group, heartbeat)
         self._checkpoint: Checkpoint | None = None
+        self._corruption: ComputedWrongly | None = None
+        """What the team ends with, when the step is done in which it was found."""
 
     def exchanger(self) -> Exchanger:
         """A new exchanger of gradients, for one thread; a collective call."""
@@ -332,6 +337,7 @@ class Team(Member):
 
         `flags` are bits of this rank; the outcome has those of all ranks, OR-ed.
         """
+        self.refuse_to_go_on()
         step = getattr(batch, "step", None)
         lockstep = self._replicas.lockstep(model)
         computed = self._replicas.loss(model, step if step is not None else -1, loss, forward)
@@ -340,9 +346,29 @@ class Team(Member):
             if self._checkpoint is not None:
                 flags |= self._checkpoint.begin_step(batch)
             result = lockstep.forward_backward(batch, computed, flags)
+        self._note_corruption(result.audited)
         if self._checkpoint is not None:
             self._checkpoint.end_step(batch, result)
         return result
+
+    @property
+    def is_corrupted(self) -> bool:
+        """Whether the team ends after this step, as a rank was found to compute wrongly; the same on all ranks."""
+        return self._corruption is not None
+
+    def refuse_to_go_on(self) -> None:
+        """After the update of a step in which a rank was found to compute wrongly: raise that, on all ranks."""
+        found, self._corruption = self._corruption, None
+        if found is not None:
+            raise found
+
+    def _note_corruption(self, audited: Audited | None) -> None:
+        if audited is None or audited.corruption is None:
+            return
+        if self.is_leader:
+            say(audited.corruption.words)
+        if self.setting.on_corruption != "repeat":
+            self._corruption = audited.corruption.error(self.setting.on_corruption)
 
     def update(
         self,
@@ -422,10 +448,20 @@ class Team(Member):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, step: int = -1
     ) -> str:
         """The fingerprint of this replica's whole state, the same on all ranks, or ReplicasDiffer."""
+        return self.prove_and_measure(model, optimizer, step, None)
+
+    def prove_and_measure(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        step: int,
+        cadence: ProofCadence | None,
+    ) -> str:
+        """As `prove`; `cadence` is told what it costs, on all ranks or on none."""
         self.heartbeat.beat(step, Phase.PROVE)
         with self._calls.inside("prove"):
             ranks = self._sharded.ranks_of(optimizer)
-            return prove_same(plain_module(model), optimizer, self.group, step, ranks)[self.rank]
+            return prove_same(plain_module(model), optimizer, self.group, step, ranks, cadence)[self.rank]
 
     def how_far_apart(self, model: DistributedDataParallel) -> Apart:
         """How far the ranks' weights are from each other (nothing, unless `sync` is off)."""
@@ -452,6 +488,8 @@ class Team(Member):
         # A model and its hook hold each other, and the backend's threads: free them while Python is still whole,
         # or a thread that wants it during the interpreter's end aborts the process.
         atexit.register(gc.collect)
+        if saves:
+            self.refuse_to_go_on()
 
     def __enter__(self) -> Team:
         return self

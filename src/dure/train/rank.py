@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dure import __version__
+from dure.base.errors import ComputedWrongly
 from dure.base.run_folder import RunFolder
 from dure.checkpoint.manager import CheckpointManager
 from dure.checkpoint.places import Places
@@ -27,6 +28,7 @@ from dure.observe import events, results
 from dure.observe.heartbeat import Phase
 from dure.observe.results import RankResult
 from dure.proof.arithmetic import agree_on_arithmetic, arithmetic_fingerprint
+from dure.proof.proof_cadence import ProofCadence
 from dure.proof.recipe import recipe_hash, recipe_of
 from dure.proof.sample_contents import SampleContents
 from dure.proof.verify_replicas import fingerprints_of, whole_fingerprint
@@ -34,6 +36,7 @@ from dure.step.first_probe import probe_on
 from dure.step.lockstep import StepResult
 from dure.team import Team, start
 from dure.team.run_receipt import RunReceipt, head_of, state_tensors
+from dure.train.checks import Checks
 from dure.train.hooks import HookCalls, Moment
 from dure.train.job_log import JobLog
 from dure.train.parts import Parts
@@ -59,6 +62,8 @@ def run_rank(job_text: str, run_path: str) -> RankResult:
         wire=loaded.job.reduce.wire,
         transport=loaded.job.reduce.transport,
         hang_seconds=section.hang_seconds,
+        audit=train.audit,
+        on_corruption=train.on_corruption,
     ) as team:
         folder = RunFolder(Path(run_path))
         recorder = events.Recorder(folder.events(team.rank))
@@ -127,6 +132,7 @@ class Run:
         self.checkpoints.resume()
         self.receipt = self._open_receipt()
         self.start = self.at.steps_done
+        self.checks = Checks(self.team, self._prove, self.recorder, job.train.prove_every, self.start)
         self.batches = self.batches.starting_at(self.batches.steps if self.at.stopped else self.start)
         samples = self.batches.plan.split.samples if self.team.setting.sync else 0
         self.contents = SampleContents(self.folder.samples, samples, self.team.group, self.batches.content)
@@ -139,18 +145,18 @@ class Run:
         self._call("on_start")
         for batch in self.batches:
             self.contents.check(batch.epoch, batch.ids, batch.contents)
-            result = self.team.forward_backward(
-                self.model, batch, self.loss_sum, self.checkpoints.step_flags()
-            )
+            result = self.forward_backward(batch)
             norm, update_seconds = self.update()
+            spent = batch.waited_seconds + result.compute_seconds + result.exchange_seconds
+            self.checks.after_update(batch.step, spent + update_seconds)
             self.record(batch, result, norm, update_seconds)
             self._call("on_step")
-            self.prove_if_due()
             evaluating += self.evaluate_if_due(batch)
             if batch.last_of_epoch:
                 self.contents.end_epoch()
             if self.save_if_due(result.flags):
                 self._call("on_save")
+            self.checks.end_if_corrupted(self.checkpoints.save_last)
             if self.at.stopped:
                 break
             self.team.heartbeat.beat(batch.step + 1, Phase.DATA)
@@ -160,6 +166,14 @@ class Run:
             evaluating += self.evaluate()
         self.seconds["eval"] = evaluating
         self._call("on_end")
+
+    def forward_backward(self, batch: Batch) -> StepResult:
+        """Compute the step's gradients."""
+        try:
+            return self.team.forward_backward(self.model, batch, self.loss_sum, self.checkpoints.step_flags())
+        except ComputedWrongly as wrong:  # twice in this step: there will be no event of it
+            self._note(str(wrong))
+            raise
 
     def update(self) -> tuple[float | None, float]:
         """Update the replica; returns the gradients' norm, if it was clipped, and the seconds it took."""
@@ -173,12 +187,6 @@ class Run:
                 ema=self.average,
             )
         return norm, time.perf_counter() - began
-
-    def prove_if_due(self) -> None:
-        """Every `train.prove_every` steps."""
-        every = self.loaded.job.train.prove_every
-        if every and self.at.steps_done % every == 0:
-            self.prove()
 
     def evaluate_if_due(self, batch: Batch) -> float:
         """After so many epochs or steps; the run's last evaluation comes after its last checkpoint was begun."""
@@ -226,6 +234,7 @@ class Run:
                 mark=None if few else f"{batch.mark:016x}",
             )
         )
+        self.checks.record(batch.step, result.audited)
         self.log.step(batch.step, result.loss, norm, self.optimizer)
         self.saving_seconds = 0.0
         if time.monotonic() - self._memory_at >= _MEMORY_SECONDS:
@@ -240,18 +249,10 @@ class Run:
         self.saving_seconds += time.perf_counter() - began
         return saved
 
-    def prove(self) -> str | None:
-        """All replicas compare their state; nothing to compare when they train apart."""
-        if not self.team.setting.sync:
-            return None
-        found = self._prove(self.at.steps_done - 1)
-        self.recorder.record(events.Proved(self.at.steps_done - 1, found, agree=True))
-        return found
-
-    def _prove(self, step: int) -> str:
+    def _prove(self, step: int, cadence: ProofCadence | None = None) -> str:
         if self.average is not None:
             self.team.prove(self.average, None, step)
-        return self.team.prove(self.model, self.optimizer, step)
+        return self.team.prove_and_measure(self.model, self.optimizer, step, cadence)
 
     def evaluate(self) -> float:
         """Evaluate the model, if the job says on what; returns the seconds it took."""
@@ -293,7 +294,9 @@ class Run:
     def end(self) -> RankResult:
         """The last proof, the last checkpoint, and what this rank has to tell."""
         began = time.perf_counter()
-        fingerprint = self.prove() or self._own_fingerprint()
+        fingerprint = self.checks.last(self.at.steps_done - 1)
+        if fingerprint is None:
+            fingerprint = whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
         sha256 = weights_sha256(self.model.module)
         apart = None if self.team.setting.sync else self.team.how_far_apart(self.model)
         self.checkpoints.save_last()
@@ -320,6 +323,7 @@ class Run:
             apart=apart,
             notes=tuple(self.notes),
             start=self.start,
+            audited=self.checks.audited,
             loaded=self._loaded(),
             ledger=self.at.ledger.to_plain(),
             storage=self.recorder.storage,
@@ -384,9 +388,6 @@ class Run:
             session={"ranks": team.topology.size, "host": socket.gethostname()},
         )
 
-    def _own_fingerprint(self) -> str:
-        return whole_fingerprint(fingerprints_of(self.model.module, self.optimizer))
-
     def _replicate(self, module: torch.nn.Module) -> DistributedDataParallel:
         """Probe the model on its first shard, so that DDP is told what it needs to know; then wrap it."""
         first = next(iter(self.batches.first_only()))
@@ -430,6 +431,11 @@ class Run:
             )
         counted = str(events.sessions_in(self.folder.events(0))) if self.team.is_leader else ""
         self.session = int(self.team.group.gather(counted, "counting sessions")[0])
+        if self.loaded.job.train.audit and self.team.topology.size == 1:
+            self._note(
+                "train.audit on one rank: shards are computed again on the same machine, which cannot show that it is "
+                "always wrong"
+            )
         cores = len(os.sched_getaffinity(0))
         busy = self.team.topology.local_size * section.threads
         if is_host(self.team.setting.device) and busy < cores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +27,7 @@ class Pieces:
     """Shards with samples; with the team's size, this decides the whole shape."""
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def of_step(cls, ranks: int, shards: int, active: int) -> Pieces:
         """For a step in which only the first `active` shards have samples."""
         runs = (shards_of_rank(rank, ranks, shards) for rank in range(ranks))

@@ -59,6 +59,10 @@ class GradientMarks:
         self.gradients = [0] * shards
         """By shard."""
 
+    def wants(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """The positions of those that are looked at in this step."""
+        return [at for at, parameter in enumerate(parameters) if id(parameter) in self._window]
+
     def note(
         self, shard: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
     ) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch._C._distributed_c10d import GradBucket
@@ -48,6 +49,20 @@ class _Bucket:
     """When its gradients are there; recorded in the autograd thread."""
 
 
+class ShardWatch(Protocol):
+    """Whoever wants to see shards' gradients before anything is added to them."""
+
+    def wants(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """The positions of those whose gradients it looks at."""
+        ...
+
+    def note(
+        self, shard: int, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Some of a shard's gradients; None stands for zeros."""
+        ...
+
+
 @dataclass
 class StepExchange:
     """One step on its way through the reduce."""
@@ -67,11 +82,26 @@ class StepExchange:
     """Of all ranks, OR-ed, when the exchange is over: ALL_USED, NOT_FINITE."""
     marks: GradientMarks | None = None
     """Fingerprints of the shards' gradients, where they are asked for."""
+    watch: ShardWatch | None = None
+    """Sees this rank's shards' gradients too, as they are before they meet."""
     buckets: list[_Bucket] = field(default_factory=list)
     bucket_buffers: list[BucketBuffers] = field(default_factory=list)
     """Of those buckets."""
     begun: list[Ready] = field(default_factory=list)
     """When this rank's earlier shards are added; recorded in the training thread."""
+
+    @property
+    def watches(self) -> list[ShardWatch]:
+        """All that look at shards' gradients."""
+        return [one for one in (self.marks, self.watch) if one is not None]
+
+    def show(self, stack: SubtreeStack, bucket: _Bucket) -> None:
+        """Show the last shard's gradients, before the stack joins them."""
+        for watch in self.watches if self.shard is not None else ():
+            wanted = watch.wants(bucket.parameters)
+            parameters = [bucket.parameters[at] for at in wanted]
+            views = stack.views_of(bucket.buffer, parameters, [bucket.offsets[at] for at in wanted])
+            watch.note(self.shard, parameters, views)  # type: ignore[arg-type]
 
 
 class GradientExchange:
@@ -195,9 +225,7 @@ class GradientExchange:
     def _exchange_ready(self, step: StepExchange, bucket: _Bucket) -> None:
         buffers = self._exchanger.buffers(bucket.index, bucket.buffer)
         step.bucket_buffers.append(buffers)
-        if step.marks is not None and step.shard is not None:
-            views = self._stack.views_of(bucket.buffer, bucket.parameters, bucket.offsets)
-            step.marks.note(step.shard, bucket.parameters, views)
+        step.show(self._stack, bucket)
         self._join_own(step, buffers, bucket)
         own = None if self._own_places is None else self._own_places(bucket.parameters, bucket.offsets)
         flags = ALL_USED if bucket.is_last and step.all_used else 0

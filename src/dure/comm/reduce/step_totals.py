@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,6 +29,8 @@ class StepTotals:
     """Of all ranks."""
     mark: int = 0
     """Hash of those samples: the ranks' own, added up (mod 2⁶⁴)."""
+    _noted: list[tuple[int, torch.Tensor, float | torch.Tensor]] = field(default_factory=list)
+    """(shard, loss, count), not looked at yet."""
 
     @classmethod
     def empty(cls, shards: int, ranks: int) -> StepTotals:
@@ -39,6 +42,24 @@ class StepTotals:
         """How many numbers are exchanged."""
         return 2 * shards + 2 * ranks + 3
 
+    def note(self, shard: int, loss: torch.Tensor, count: float | torch.Tensor) -> None:
+        """Add a micro-batch's loss and count to its shard's; nobody waits for a device here."""
+        if loss.is_cpu:
+            self.losses[shard] += loss.item()
+            self.counts[shard] += float(count)
+        else:
+            self._noted.append((shard, loss.detach(), count))
+
+    def look(self) -> None:
+        """Add up what was noted, in that order, in double precision: one wait for all that a device computed."""
+        if not self._noted:
+            return
+        shards, losses, counts = zip(*self._noted, strict=True)
+        self._noted.clear()
+        for shard, loss, count in zip(shards, numbers_of(losses), numbers_of(counts), strict=True):
+            self.losses[shard] += loss
+            self.counts[shard] += count
+
     @property
     def count(self) -> float:
         """Over all shards; exact, since the counts are whole numbers."""
@@ -47,6 +68,7 @@ class StepTotals:
     def as_vector(self) -> torch.Tensor:
         """All numbers; every rank fills its own places, the others stand at 0. Those of the samples add up, exactly: a
         mark comes in two halves."""
+        self.look()
         samples = (self.samples, self.mark >> 32, self.mark & _HALF)
         return torch.tensor(
             [*self.losses, *self.counts, *self.flags, *self.steps, *samples], dtype=torch.float64
@@ -73,3 +95,14 @@ class StepTotals:
             f"{odd}, the others are in step {most}: every rank must take every batch of team.batches, in order; do not "
             "skip, repeat or sort them"
         )
+
+
+def numbers_of(values: Sequence[float | torch.Tensor]) -> list[float]:
+    """As Python's own numbers; those on a device come in one copy."""
+    away = [value for value in values if isinstance(value, torch.Tensor) and not value.is_cpu]
+    together = torch.stack([value.to(torch.float64) for value in away]).tolist() if away else []
+    told = iter(together)
+    return [
+        next(told) if isinstance(value, torch.Tensor) and not value.is_cpu else float(value)
+        for value in values
+    ]

@@ -7,7 +7,7 @@ deeper than log2 of the rank's shards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -22,33 +22,80 @@ class SubtreeStack:
         self._parameters = list(parameters)
         self._place = {id(parameter): at for at, parameter in enumerate(self._parameters)}
         self._strides = [_strides_in_bucket(parameter) for parameter in self._parameters]
+        self._adds_in_place = all(adding_dtype(p.dtype) == p.dtype for p in self._parameters)
         self._held: list[tuple[range, list[torch.Tensor]]] = []
         self.devices = sorted({parameter.device for parameter in self._parameters}, key=str)
         """Where the sums are."""
+        self._left: list[torch.Tensor | None] | None = None
+        """What a shard left in `.grad`, where the next one's gradients are added to it."""
+        self._left_versions: list[int] = []
+
+    def hold(self, shard: int, leaves: int, next_parts: int, apart: Collection[int] = ()) -> bool:
+        """Whether the next shard's gradients may be added to this one's where they are, in `.grad`, as its backward
+        pass computes them: where the tree adds those two, and the next shard has one micro-batch.
+
+        Those of the positions `apart` are moved away all the same. `push` then takes both shards.
+        """
+        pair = range(shard, shard + 1), range(shard + 1, shard + 2)
+        if next_parts != 1 or not self._adds_in_place or not tree.joins(*pair, leaves):
+            return False
+        self._left = [parameter.grad for parameter in self._parameters]
+        self._left_versions = [-1 if left is None else left._version for left in self._left]
+        for at, left in enumerate(self._left):
+            # Gradients that share memory share a version too, which then does not tell which of them was added to.
+            if at in apart or (left is not None and left.untyped_storage().nbytes() != left.nbytes):
+                self._parameters[at].grad = None
+        return True
 
     def push(self, shard: int, leaves: int) -> set[int]:
-        """Move the shard's gradients from `.grad`, which is None then, onto the stack.
+        """Move the shard's gradients from `.grad`, which is None then, onto the stack; with them those of the shard
+        before, if that is held.
 
         Returns the positions of parameters without one: the shard did not use them, and zeros stand in for it.
         """
-        gradients, unused = [], set()
-        for at, parameter in enumerate(self._parameters):
-            gradient = parameter.grad
-            if gradient is None:
-                gradient = torch.zeros_like(parameter)
-                unused.add(at)
+        gradients: list[torch.Tensor | None] = []
+        for parameter in self._parameters:
+            gradients.append(parameter.grad)
             parameter.grad = None
-            gradients.append(gradient)
+        if self._left is not None:
+            left, self._left = self._left, None
+            return self._push_pair(left, gradients, range(shard - 1, shard + 1), leaves)
+        unused = {at for at, gradient in enumerate(gradients) if gradient is None}
+        own = self._filled(gradients)
         covered = range(shard, shard + 1)
         if self._held and tree.joins(self._held[-1][0], covered, leaves):
-            left, sums = self._held.pop()
-            torch._foreach_add_(sums, gradients)
-            self._join(range(left.start, covered.stop), sums, leaves)
+            before, sums = self._held.pop()
+            torch._foreach_add_(sums, own)
+            self._join(range(before.start, covered.stop), sums, leaves)
         else:
-            self._held.append(
-                (covered, [gradient.to(adding_dtype(gradient.dtype)) for gradient in gradients])
-            )
+            sums = own if self._adds_in_place else [g.to(adding_dtype(g.dtype)) for g in own]
+            self._held.append((covered, sums))
         return unused
+
+    def _push_pair(
+        self, left: list[torch.Tensor | None], now: list[torch.Tensor | None], covered: range, leaves: int
+    ) -> set[int]:
+        unused = set()
+        for at, (one, other, version) in enumerate(zip(left, now, self._left_versions, strict=True)):
+            if one is not None and one is other and one._version != version:
+                continue  # added in place
+            if one is None and other is None:
+                unused.add(at)
+            elif one is None or other is None or one is other:
+                # One of the two shards did not use it. Zeros stand in for it: -0 + 0 is 0.
+                found = other if one is None else one
+                assert found is not None
+                now[at] = found.add_(0.0)
+            else:
+                now[at] = one.add_(other)  # kept apart
+        self._join(covered, self._filled(now), leaves)
+        return unused
+
+    def _filled(self, gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
+        return [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self._parameters, gradients, strict=True)
+        ]
 
     def _join(self, covered: range, sums: list[torch.Tensor], leaves: int) -> None:
         while self._held and tree.joins(self._held[-1][0], covered, leaves):
@@ -82,9 +129,15 @@ class SubtreeStack:
             for parameter, offset in zip(parameters, offsets, strict=True)
         ]
 
+    def take(self) -> list[list[torch.Tensor]]:
+        """Each held subtree's sums, from left to right; the stack is empty then."""
+        held, self._held = self._held, []
+        return [sums for _, sums in held]
+
     def clear(self) -> None:
         """Forget the step."""
         self._held = []
+        self._left = None
 
 
 def _strides_in_bucket(parameter: torch.Tensor) -> tuple[int, ...]:

@@ -108,6 +108,8 @@ class Membership:
         self._team = 0
         self._restart_policy = RestartPolicy(self.terms.max_restarts, ranks=0, script=self.terms.script)
         self._failures: list[tuple[Failure, float]] = []
+        self._excluded: dict[int, str] = {}
+        """Nodes that compute wrongly, and their hosts."""
         self._furthest = -1
 
     @property
@@ -198,8 +200,10 @@ class Membership:
             return Refused(
                 f"--node-rank {node.node} is not one of {self.terms.nodes} nodes; use 0 to {self.terms.nodes - 1}"
             )
-        if self._phase is _Phase.ENDED or (self._team and self.stopping()):
-            return Refused("the run is over, or about to be")
+        is_excluded = node.host in self._excluded.values()
+        if is_excluded or self._phase is _Phase.ENDED or (self._team and self.stopping()):
+            excluded = f"{node.host} was excluded from this run: a rank of it computed wrongly"
+            return Refused(excluded if is_excluded else "the run is over, or about to be")
         for name, ours in self.terms.facts.items():
             theirs = node.facts.get(name)
             if theirs != ours:
@@ -275,10 +279,27 @@ class Membership:
         if not self._failures or self._phase not in (_Phase.FORMING, _Phase.RUNNING):
             return []
         cause = min(self._failures, key=lambda told: (told[0].aftermath, told[1]))[0]
+        if cause.excludes:
+            return self._exclude(cause, now)
         waited = now - self._failures[0][1]
         if cause.aftermath and waited < _BETTER_CAUSE_SECONDS:
             return []
         return self._restart_after(cause, now, network=cause.aftermath)
+
+    def _exclude(self, cause: Failure, now: float) -> Outgoing:
+        """Go on without the node of a rank that computes wrongly, or end the run."""
+        sizes = [self.members[node].hello.ranks if node in self.members else 0 for node in self._in_team]
+        ends = itertools.accumulate(sizes)
+        node = next((n for n, end in zip(self._in_team, ends, strict=True) if cause.rank < end), LEADER)
+        member = self.members.get(node)
+        too_few = len(self.members) - 1 < self.terms.fewest
+        if member is None or node == LEADER or too_few or not self.terms.max_restarts or self.stopping():
+            return self._end(End(cause))
+        del self.members[node]
+        self._excluded[node] = member.hello.host
+        self.say(f"{member.name} is excluded: {cause.message}")
+        self.on_restart(self._restart_policy.without(cause, self._furthest))
+        return [(node, End(cause)), *self._again(cause.message, now)]
 
     def _restart_after(self, failure: Failure, now: float, *, network: bool) -> Outgoing:
         """Start again, or end the run. `network`: nodes lost each other, and no rank did anything wrong."""

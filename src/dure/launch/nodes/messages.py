@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from dure.base import lines
 from dure.base.errors import DureError, Failure, RankFailed, Resumable
 
-VERSION = 3
+VERSION = 4
 HELLO_BYTES = 64 * 1024
 """The longest line of a node that has not been welcomed."""
 MESSAGE_BYTES = lines.LONGEST

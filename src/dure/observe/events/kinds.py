@@ -81,6 +81,24 @@ class Proved(Event):
 
 
 @dataclass(frozen=True)
+class ShardAudited(Event):
+    """This rank computed another rank's shard again, and the gradients' bits were compared."""
+
+    kind = "audit"
+    step: int
+    shard: int
+    owner: int
+    """The rank whose shard it is."""
+    agree: bool
+    wrong: int
+    """The rank that computed wrongly; -1: none, or it cannot be told."""
+    tensor: str
+    """The first that differed; "" where all are the same."""
+    words: str
+    """What is wrong, for people; "" where nothing is."""
+
+
+@dataclass(frozen=True)
 class Evaluated(Event):
     """The model was evaluated."""
 

@@ -12,7 +12,9 @@ import { WORDS } from "./words.js";
 const VIEWS = { now: NowView, ranks: RanksView, samples: SamplesView, proof: ProofView, compare: CompareView };
 const LOOK_MS = 1000;
 const IDLE_MS = 5000;
-const KINDS = ["team", "proof", "eval", "storage", "weights", "checkpoint", "memory", "note", "end"];
+/** A look that took long, as on a busy machine, is followed by so many times as long without one. */
+const REST = 15;
+const KINDS = ["team", "proof", "audit", "eval", "storage", "weights", "checkpoint", "memory", "note", "end"];
 
 class App {
   constructor(root, source) {
@@ -56,6 +58,9 @@ class App {
       (this.main = el("main", { id: "view", tabindex: -1, role: "tabpanel", "aria-labelledby": `tab-${this.tab}` }, this.notices, this.view.root)),
       this.footer,
     );
+    const tabs = this.root.querySelector(".tabs");
+    const chosen = tabs.querySelector("[aria-selected=true]");
+    tabs.scrollLeft = chosen.offsetLeft - (tabs.clientWidth - chosen.offsetWidth) / 2; // on a phone, not all are seen
     if (focused) this.root.querySelector(`[data-tab="${this.tab}"]`).focus();
     if (switched) this.root.querySelector(`[data-switch="${switched}"]`).focus();
     this.refresh();
@@ -114,6 +119,7 @@ class App {
     clearTimeout(this.timer);
     const { source } = this.context;
     const { run } = this;
+    const began = performance.now();
     try {
       const state = await source.state(run.id, run.until);
       if (run !== this.run) return;
@@ -126,31 +132,34 @@ class App {
       this.lost = true;
       console.debug("dure: no answer", String(error)); // shown as a notice
     }
-    this.refresh();
-    const wait = run.state?.condition === "running" || run.state?.reading ? LOOK_MS : IDLE_MS;
+    await this.refresh();
+    if (run !== this.run) return; // the reader chose another, which is looked at since
+    const goesOn = run.state?.condition === "running" || run.state?.reading;
+    const wait = goesOn ? Math.min(IDLE_MS, Math.max(LOOK_MS, REST * (performance.now() - began))) : IDLE_MS;
+    clearTimeout(this.timer);
     if (!source.saved && !document.hidden) this.timer = setTimeout(() => this.look(), wait);
   }
 
-  refresh() {
+  async refresh() {
     const { state } = this.run;
     if (!state) return;
     const kinds = { running: "live", finished: "good", stopped: "warn", failed: "bad", gone: "bad", empty: "" };
-    this.pill.className = `pill ${kinds[state.condition]}`;
-    this.pill.textContent = t(`is.${state.condition}`);
+    const condition = t(`is.${state.condition}`);
+    if (condition !== this.pill.textContent) {
+      this.pill.textContent = condition; // a live region: told once
+      this.pill.className = `pill ${kinds[state.condition]}`;
+    }
     document.title = `${state.name} · dure`;
     this.#tellNotices(state);
     this.#tellFooter();
-    if (state.team.ranks) {
-      this.view.update(this.run).then(
-        () => this.main.setAttribute("data-drawn-ms", performance.now().toFixed(0)),
-        (error) => this.#failed(error),
-      );
+    if (!state.team.ranks) return;
+    try {
+      await this.view.update(this.run);
+      this.main.setAttribute("data-drawn-ms", performance.now().toFixed(0));
+    } catch (error) {
+      this.lost = true;
+      console.debug("dure: no answer", String(error));
     }
-  }
-
-  #failed(error) {
-    this.lost = true;
-    console.debug("dure: no answer", String(error));
   }
 
   #tellNotices(state) {

@@ -28,10 +28,12 @@ export class CompareView {
   async update(run) {
     const stamp = `${this.context.runs.map((one) => one.id).join("|")}:${run.state.steps[1]}:${document.documentElement.lang}:${colour("bg")}`;
     if (stamp === this.stamp) return;
-    this.stamp = stamp;
-    this.chosen ??= [...new Set([run.id, ...this.context.runs.map((one) => one.id)])].slice(0, 2);
-    this.#offer();
+    if (!this.chosen) {
+      this.chosen = [...new Set([run.id, ...this.context.runs.map((one) => one.id)])].slice(0, 2);
+      this.#offer();
+    }
     await this.#draw();
+    this.stamp = stamp;
   }
 
   #offer() {

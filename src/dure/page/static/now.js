@@ -2,7 +2,7 @@
 
 import { Lines } from "./charts.js";
 import { drawTeam } from "./team.js";
-import { card, colour, el, fmt, t } from "./ui.js";
+import { card, colour, el, fmt, redraw, t } from "./ui.js";
 
 export class NowView {
   constructor(context) {
@@ -44,9 +44,8 @@ export class NowView {
   async update(run) {
     this.run = run;
     const { state } = run;
-    this.late.textContent = state.straggler
-      ? t("now.late", { rank: state.straggler.rank, ms: fmt.ms(state.straggler.behind_ms * 1000) })
-      : "";
+    const late = state.straggler ? t("now.late", { rank: state.straggler.rank, ms: fmt.ms(state.straggler.behind_ms * 1000) }) : "";
+    if (late !== this.late.textContent) this.late.textContent = late; // a live region: told once
     const team = JSON.stringify([state.nodes.map((node) => [node.node, node.host, node.ranks.map((one) => [one.rank, one.shards.length, one.requests, Math.round(one.memory / 1e7)])]), state.straggler?.rank]);
     if (team !== this.drawnTeam) {
       this.drawnTeam = team;
@@ -54,10 +53,14 @@ export class NowView {
       const { ranks, shards, threads, device } = state.team;
       this.teamLine.textContent = ranks ? t("now.team.line", { ranks, shards, threads, device, nodes: state.nodes.length }) : "";
     }
-    this.tiles.replaceChildren(...tiles(run));
+    const memory = state.nodes.flatMap((node) => node.ranks).map((one) => one.memory);
+    const { length: proofs } = run.items.proof;
+    redraw(this.tiles, [state.condition, state.progress, memory, proofs, run.items.eval.length, state.team.sync], () => tiles(run));
     const happened = marks(run);
-    this.noMarks.hidden = happened.length > 0;
-    this.marks.replaceChildren(...happened.slice(-60).reverse().map(markRow));
+    redraw(this.marks, happened, () => {
+      this.noMarks.hidden = happened.length > 0;
+      return happened.slice(-60).reverse().map(markRow);
+    });
     await this.#draw();
   }
 
@@ -66,11 +69,11 @@ export class NowView {
     const [first, end] = this.range || run.state.steps;
     const stamp = `${run.state.id}:${first}:${end}:${colour("bg")}:${document.documentElement.lang}`;
     if (stamp === this.drawn || end <= first) return;
-    this.drawn = stamp;
     const bins = Math.min(1200, Math.max(200, this.loss.root.clientWidth));
     const own = run.state.team.sync === false ? undefined : [0];
     const query = { from: first, to: end, bins, columns: ["loss", "samples", "span"], ranks: own, stats: ["min", "max", "mean"] };
     const found = await this.context.source.window(run.id, query);
+    this.drawn = stamp;
     if (found.ranks.length === 0) return;
     this.#drawLoss(found, run);
     const rank = found.ranks[0];

@@ -13,14 +13,15 @@ export class ProofView {
   destroy() {}
 
   async update(run) {
-    const stamp = JSON.stringify([run.items.proof.length, run.state.nodes, run.state.checkpoints, run.state.steps, document.documentElement.lang]);
+    const stamp = JSON.stringify([run.items.proof.length, run.items.audit.length, run.state.nodes, run.state.checkpoints, run.state.steps, document.documentElement.lang]);
     if (stamp === this.drawn) return;
-    this.drawn = stamp;
     const [first, end] = run.state.steps;
     const query = { from: first, to: Math.max(end, first + 1), bins: 400, columns: ["exchange", "wait"], stats: ["mean"] };
     const found = end > first ? await this.context.source.window(run.id, query) : null;
+    this.drawn = stamp;
     this.root.replaceChildren(
       proofs(run),
+      ...[audits(run)].filter(Boolean),
       el("div", { class: "two" }, storage(run), exchange(run, found)),
       checkpoints(run),
     );
@@ -59,6 +60,42 @@ function proofs(run) {
     el("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": t("proof.title") }, el("table", {}, el("thead", {}, head), el("tbody", {}, rows))),
     sha && el("p", { class: "small muted mono-line" }, `${t("proof.final")}: `, el("span", { class: "mono" }, sha)),
     el("p", { class: "small muted" }, `${t("proof.recipe")}: `, el("span", { class: "mono" }, (state.team.recipe || "–").slice(0, 16))),
+  );
+}
+
+// Shards that another rank computed again: how many, and those whose bits were others.
+function audits(run) {
+  const { job } = run.state;
+  const all = run.items.audit;
+  if (!all.length && !job.train?.audit) return null;
+  const wrong = all.filter((one) => !one.agree).sort((one, other) => other.step - one.step);
+  const verdict = t(wrong.length ? "audit.verdict.bad" : "audit.verdict", { count: fmt.whole(all.length), wrong: fmt.whole(wrong.length) });
+  const rows = wrong.slice(0, SHOWN).map((one) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row", class: "num" }, fmt.whole(one.step + 1)),
+      el("td", { class: "num" }, fmt.whole(one.shard)),
+      el("td", {}, one.wrong < 0 ? "?" : t("now.rank", { rank: one.wrong })),
+      el("td", { class: "mono" }, one.tensor),
+      el("td", {}, one.words),
+    ),
+  );
+  const names = [["series.step", "num"], ["audit.shard", "num"], ["audit.rank", ""], ["audit.tensor", ""], ["audit.words", ""]];
+  const by = new Map();
+  for (const one of all) by.set(one.rank, (by.get(one.rank) ?? 0) + 1);
+  const shares = [...by].sort(([one], [other]) => one - other).map(([rank, count]) => `${t("now.rank", { rank })}: ${fmt.whole(count)}`);
+  return card(
+    t("audit.title"),
+    el("span", { class: `pill ${wrong.length ? "bad" : "good"}` }, verdict),
+    el("p", { class: "muted" }, t("audit.note", { share: fmt.percent(job.train?.audit ?? 0) })),
+    shares.length > 0 && el("p", { class: "small muted" }, shares.join(" · ")),
+    rows.length > 0 &&
+      el(
+        "div",
+        { class: "scrolls", tabindex: 0, role: "region", "aria-label": t("audit.title") },
+        el("table", {}, el("thead", {}, el("tr", {}, names.map(([key, kind]) => el("th", { scope: "col", class: kind }, t(key))))), el("tbody", {}, rows)),
+      ),
   );
 }
 

@@ -2,7 +2,7 @@
 
 import { PHASES, straggler } from "./bins.js";
 import { drawBins, drawGantt, meetings, MOST_IN_TIME, PARTS } from "./ranks_canvas.js";
-import { card, colour, el, fmt, t } from "./ui.js";
+import { blank, card, colour, el, fmt, t } from "./ui.js";
 
 const LEAST = 4;
 const LAST = 30;
@@ -38,12 +38,11 @@ export class RanksView {
 
   async update(run) {
     this.run = run;
-    const stamp = `${run.id}:${run.state.steps[1]}:${document.documentElement.lang}`;
-    if (stamp !== this.stamp && (!this.range || this.follows || !this.bins)) {
-      this.stamp = stamp;
-      await this.#fetch();
-    }
-    this.#paint();
+    const stamp = `${run.id}:${run.state.steps[1]}:${document.documentElement.lang}:${document.documentElement.dataset.theme}`;
+    if (stamp === this.stamp) return;
+    this.stamp = stamp;
+    if (!this.range || this.follows || !this.bins) await this.#fetch();
+    else this.#paint(); // the part of the run that is shown has become a smaller one
   }
 
   #buttons() {
@@ -117,7 +116,7 @@ export class RanksView {
         this.canvas.dataset.ms = (performance.now() - began).toFixed(1);
       }
     } catch {
-      // the page says that its server does not answer; what was drawn stays
+      this.stamp = null; // the page says that its server does not answer; what was drawn stays
     } finally {
       this.fetching = false;
     }
@@ -134,12 +133,7 @@ export class RanksView {
     const rows = Math.max(1, bins.ranks.length);
     const rowHeight = Math.max(16, Math.min(64, Math.floor(430 / rows)));
     const height = 30 + rows * rowHeight + 24;
-    const ratio = devicePixelRatio || 1;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    canvas.style.height = `${height}px`;
-    const ctx = canvas.getContext("2d");
-    ctx.scale(ratio, ratio);
+    const ctx = blank(canvas, width, height);
     const colours = Object.fromEntries(["ink", "muted", "line", "card", "sunk", "warn", "accent", "font", ...PARTS].map((name) => [name, colour(name)]));
     const inTime = bins.width === 1 && bins.bins <= MOST_IN_TIME;
     this.shape = { width, height, rowHeight, left: 68, top: 30, right: width - 4, rank: (rank) => t("now.rank", { rank }) };

@@ -1,9 +1,11 @@
 // The ledger as a picture: every sample of an epoch once, coloured by the rank that took it.
 
-import { card, colour, el, fmt, rankColour, t } from "./ui.js";
+import { blank, card, colour, el, fmt, rankColour, t } from "./ui.js";
 
 const THUMB = 32;
 const ACROSS = 20;
+/** While a run goes on, its epochs may be shorter than anybody looks at one. */
+const SHOWN_MS = 5000;
 
 export class SamplesView {
   constructor(context) {
@@ -20,13 +22,14 @@ export class SamplesView {
   }
 
   async update(run) {
-    const stamp = `${run.id}:${run.state.progress.epoch}:${run.state.condition}:${document.documentElement.lang}:${run.state.condition === "running" ? Math.floor(run.state.steps[1] / 20) : ""}`;
-    if (stamp !== this.stamp) {
-      this.stamp = stamp;
-      this.told = await this.context.source.samples(run.id);
-      await this.#photo(run);
-      this.#build(run);
-    }
+    const { progress, condition } = run.state;
+    const stamp = `${run.id}:${progress.epoch || progress.step}:${condition}:${document.documentElement.lang}:${document.documentElement.dataset.theme}`;
+    if (stamp === this.stamp || (condition === "running" && performance.now() < this.until)) return;
+    this.told = await this.context.source.samples(run.id);
+    await this.#photo(run);
+    this.stamp = stamp;
+    this.until = performance.now() + SHOWN_MS;
+    this.#build(run);
     this.#paint();
   }
 
@@ -103,24 +106,24 @@ function paint(picture, sprite) {
   const count = cells.owner.length;
   if (!width || !count) return;
   const image = withPhotos ? sprite : null;
-  const wanted = image ? 38 : count <= 1000 ? 22 : count <= 5000 ? 11 : 6;
+  const narrow = width < 500; // a phone
+  const wanted = image ? (narrow ? 29 : 38) : count <= 1000 ? (narrow ? 19 : 22) : count <= 5000 ? 11 : 6;
   const across = Math.max(1, Math.floor(width / wanted));
   const size = width / across;
   const rows = Math.ceil(count / across);
-  const ratio = devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(rows * size * ratio);
-  canvas.style.height = `${rows * size}px`;
   picture.across = across;
   picture.size = size;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
+  const ctx = blank(canvas, width, rows * size);
+  const [empty, bad] = [colour("sunk"), colour("bad")];
+  ctx.font = `600 ${Math.round(size * 0.42)}px ${colour("font")}`;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
   const gap = size > 9 ? 1.5 : 0.5;
   for (let at = 0; at < count; at += 1) {
     const x = (at % across) * size;
     const y = Math.floor(at / across) * size;
     const owner = cells.owner[at];
-    ctx.fillStyle = owner < 0 ? colour("sunk") : rankColour(owner);
+    ctx.fillStyle = owner < 0 ? empty : rankColour(owner);
     ctx.beginPath();
     ctx.roundRect(x + gap, y + gap, size - 2 * gap, size - 2 * gap, Math.min(4, size / 5));
     ctx.fill();
@@ -129,13 +132,10 @@ function paint(picture, sprite) {
       ctx.drawImage(image, (at % ACROSS) * THUMB, Math.floor(at / ACROSS) * THUMB, THUMB, THUMB, x + gap + rim, y + gap + rim, size - 2 * (gap + rim), size - 2 * (gap + rim));
     } else if (size > 18 && owner >= 0) {
       ctx.fillStyle = "#10141a";
-      ctx.font = `600 ${Math.round(size * 0.42)}px ${colour("font")}`;
-      ctx.textAlign = "center";
-      ctx.textBaseline = "middle";
       ctx.fillText(String(owner), x + size / 2, y + size / 2 + 0.5);
     }
     if (cells.times && cells.times[at] > 1) {
-      ctx.strokeStyle = colour("bad");
+      ctx.strokeStyle = bad;
       ctx.lineWidth = 2;
       ctx.strokeRect(x + 1.5, y + 1.5, size - 3, size - 3);
     }

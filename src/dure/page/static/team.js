@@ -17,7 +17,7 @@ export function drawTeam(state) {
   const label = t("now.alt", { nodes: nodes.length, ranks: ranks.length, shards: state.team.shards ?? 0 });
   const root = svg("svg", { viewBox: `0 0 ${width} ${114 + heightOf(ranks)}`, role: "img", "aria-label": label });
   root.style.maxWidth = `${Math.max(width, 620)}px`;
-  root.style.minWidth = `${Math.min(width, 1100) * 0.62}px`;
+  root.style.minWidth = `${Math.min(width, 1100) * 0.85}px`;
   const requests = ranks.reduce((sum, one) => sum + one.requests, 0);
   const middle = width / 2;
   let left = 1;

@@ -90,6 +90,27 @@ function fill(node, props, children) {
   return node;
 }
 
+/** Put new children into an element when what they are made of has changed; what has not is not drawn again. */
+export function redraw(node, told, make) {
+  const key = JSON.stringify([told, prefs.lang, prefs.theme]);
+  if (key === node.drawnFrom) return;
+  node.drawnFrom = key;
+  node.replaceChildren(...[make()].flat());
+}
+
+/** Give a canvas its size, if it has another, and an empty picture in units of CSS pixels. */
+export function blank(canvas, width, height) {
+  const ratio = devicePixelRatio || 1;
+  const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== across) canvas.width = across;
+  if (canvas.height !== down) canvas.height = down;
+  canvas.style.height = `${height}px`;
+  const ctx = canvas.getContext("2d");
+  ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+  ctx.clearRect(0, 0, width, height);
+  return ctx;
+}
+
 /** A colour of the theme, for a canvas. */
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -110,7 +131,7 @@ export const fmt = {
     if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7)) return value.toExponential(2);
     return value.toLocaleString(prefs.lang, { maximumSignificantDigits: digits });
   },
-  percent: (value) => `${(100 * value).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })} %`,
+  percent: (value) => `${(100 * value).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })}\u00a0%`,
   bytes(value) {
     if (value === null || value === undefined) return "–";
     const units = ["B", "kB", "MB", "GB", "TB"];
@@ -119,13 +140,13 @@ export const fmt = {
       value /= 1000;
       at += 1;
     }
-    return `${value.toLocaleString(prefs.lang, { maximumFractionDigits: value < 10 && at ? 1 : 0 })} ${units[at]}`;
+    return `${value.toLocaleString(prefs.lang, { maximumFractionDigits: value < 10 && at ? 1 : 0 })}\u00a0${units[at]}`;
   },
   ms(micros) {
     if (micros === null || micros === undefined || Number.isNaN(micros)) return "–";
     const ms = micros / 1000;
-    if (ms >= 10000) return `${(ms / 1000).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })} s`;
-    return `${ms.toLocaleString(prefs.lang, { maximumFractionDigits: ms < 10 ? 2 : ms < 100 ? 1 : 0 })} ms`;
+    if (ms >= 10000) return `${(ms / 1000).toLocaleString(prefs.lang, { maximumFractionDigits: 1 })}\u00a0s`;
+    return `${ms.toLocaleString(prefs.lang, { maximumFractionDigits: ms < 10 ? 2 : ms < 100 ? 1 : 0 })}\u00a0ms`;
   },
   duration(seconds) {
     if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";

@@ -1,21 +1,19 @@
 """What the page costs a run, and how quick it is with a long one, measured in a real browser.
 
-cost    the CPU seconds of a run's launcher and ranks, with the page open in a browser and without, in turns
+cost    the CPU seconds of a run's launcher and ranks: alone, with the page served and asked, with the page open in a
+        browser on the same cores, in turns (page_cost.py)
 scale   a made-up record of many steps and ranks: seconds to read it once, then first paint, zoom, and server memory
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +24,9 @@ import numpy as np
 from dure.base.errors import UsageError
 from dure.base.files import write_whole
 from dure.observe.events import Ended, PartBegun, Proved, TeamFormed, encode
+from dure.tools.bench import page_cost
+from dure.tools.bench.page_browser import CHROMIUM, browser_page, served
 
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 _LINE = 4096
 _LINES_IN_PART = 16
 _ZOOMS = 8
@@ -67,7 +60,7 @@ def bench_page(size: Size, only: Sequence[str]) -> dict[str, object]:
         if "scale" in only:
             figures["scale"] = _scale(Path(folder), size)
         if "cost" in only:
-            figures["cost"] = _cost(Path(folder), size)
+            figures["cost"] = page_cost.measure(Path(folder), size.rounds, size.epochs)
         return figures
 
 
@@ -83,38 +76,8 @@ def in_words(figures: dict[str, Any]) -> str:
             f"  server memory   {scale['server_mb']:.0f} MB (most ever {scale['server_peak_mb']:.0f} MB)",
         ]
     if (cost := figures.get("cost")) is not None:
-        lines += [
-            f"CPU seconds of a run of {cost['steps']} steps, medians of {cost['rounds']} rounds in turns",
-            f"  without page    {cost['without_seconds']:.2f}",
-            f"  with page open  {cost['with_seconds']:.2f}  ({cost['percent']:+.2f} %)",
-        ]
+        lines += page_cost.in_words(cost)
     return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def served(run: Path) -> Iterator[tuple[str, int]]:
-    """`dure page` of a run: its address and process id."""
-    command = [sys.executable, "-m", "dure", "page", str(run), "--json", "--no-open", "--port=0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        yield json.loads(server.stdout.readline())["url"], server.pid
-    finally:
-        server.terminate()
-        server.wait(20)
-
-
-@contextlib.contextmanager
-def browser_page() -> Iterator[Any]:
-    """A page of a headless browser."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        try:
-            yield browser.new_page(viewport={"width": 1280, "height": 900})
-        finally:
-            browser.close()
 
 
 def _scale(folder: Path, size: Size) -> dict[str, object]:
@@ -170,51 +133,6 @@ def _memory(pid: int, name: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     (kib,) = [line.split()[1] for line in status if line.startswith(f"{name}:")]
     return int(kib) * 1024
-
-
-def _cost(folder: Path, size: Size) -> dict[str, object]:
-    from dure.tools.demo import prepare
-
-    prepare(folder / "shared", 2)
-    rounds: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(size.rounds + 1):  # the first one warms up
-        for watched in (False, True) if number % 2 else (True, False):
-            seconds = _train(folder, size, watched=watched)
-            if number or size.rounds == 1:
-                rounds[watched].append(seconds)
-    without, with_page = (statistics.median(rounds[watched]) for watched in (False, True))
-    return {
-        "rounds": size.rounds,
-        "steps": size.epochs * 10,
-        "without_seconds": round(without, 3),
-        "with_seconds": round(with_page, 3),
-        "percent": round(100 * (with_page / without - 1), 2),
-    }
-
-
-def _train(folder: Path, size: Size, *, watched: bool) -> float:
-    """CPU seconds of a run's launcher and ranks; of the page and the browser, none are counted."""
-    run = folder / f"run-{time.monotonic_ns()}"
-    job = folder / "cats.toml"
-    text = (Path(__file__).parents[1] / "demo" / "cats.toml").read_text()
-    write_whole(job, text.replace("../shared", str(folder / "shared")))
-    command = [sys.executable, "-m", "dure", "train", str(job), "--ranks=2", f"--run-dir={run}", "--json"]
-    command += [f"--set=train.epochs={size.epochs}", "--set=data.workers=0"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with contextlib.ExitStack() as held:
-        if watched:
-            while not (run / "events" / "rank-0.jsonl").exists():
-                if process.poll() is not None:
-                    raise UsageError(f"the run that was to be watched ended with {process.returncode}")
-                time.sleep(0.05)
-            url, _ = held.enter_context(served(run))
-            page = held.enter_context(browser_page())
-            page.goto(f"{url}#ranks")
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise UsageError(f"a run of the bench ended with {process.returncode}: {' '.join(command)}")
-    return used.ru_utime + used.ru_stime
 
 
 def synthetic_run(folder: Path, steps: int, ranks: int) -> int:

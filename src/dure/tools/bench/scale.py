@@ -267,7 +267,7 @@ def over_sockets(count: int) -> dict[str, Figures]:
 
             def leader_lost() -> None:
                 agents.leave(LEADER)
-                agents.wait(lambda: agents.all_heard(messages.End), "the end")
+                agents.wait(lambda: agents.all_heard(messages.End), "the news of the end")
 
             for what, happens in (
                 ("join", join), ("one lost", one_lost), ("restart", restart), ("leader lost", leader_lost),

@@ -19,13 +19,19 @@ from typing import Any
 from dure.base.errors import DureError, UsageError
 from dure.base.run_folder import RunFolder
 from dure.base.say import printable, redacted
+from dure.observe.events import TeamFormed
+from dure.page.columns import Steps, read_line
 from dure.tools.lesson.experiments import Command, checked
 
 MOST_LINES = 5_000
 MOST_BYTES = 4 << 20
 """Of one file of rows or events that is sent to the browser."""
+MOST_POINTS = 400
+"""Of one run's steps over time."""
 LONGEST_SECONDS = 300.0
 """An experiment that takes longer is ended."""
+JOIN_SECONDS = 60.0
+"""A rank that is to be killed may take so long to join its team; what it records appears a little after it did."""
 END_SECONDS = 40.0
 """A command that is told to end may take so long; then it is killed."""
 
@@ -91,6 +97,9 @@ class Running:
         out = process.stdout.read(MOST_BYTES) if process.stdout is not None else ""
         code = process.wait()
         told.join(END_SECONDS)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None and not told.is_alive():
+                stream.close()
         watchdog.cancel()
         with self._lock:
             self._process, self._current = None, None
@@ -133,22 +142,36 @@ class Running:
             for each in commands
             if each.run is not None
         }
+        told["progress"] = {
+            each.label: _progress(RunFolder(each.run).events(0), self._began)
+            for each in commands
+            if each.run is not None
+        }
         return told
 
     def kill(self, rank: int) -> int:
-        """Kill one rank of the run that trains now, as `kill -9` does; returns its process id."""
+        """Kill one rank of the run that trains now, as `kill -9` does; returns its process id. Where it has not joined
+        its team yet, as at the start or after another was killed, as soon as it has."""
         with self._lock:
-            run = self._current.run if self._current is not None else None
-        if run is None:
+            wanted = self._current
+        if wanted is None or wanted.run is None:
             raise UsageError("nothing trains at the moment")
-        formed = [row for row in _json_lines(RunFolder(run).events(rank)) if row.get("kind") == "team"]
-        if not formed:
-            raise UsageError(f"rank {rank} has not joined its team yet")
-        pid = int(formed[-1]["pid"])
-        if not self._ours(pid):
-            raise UsageError(f"rank {rank} has ended already")
-        os.kill(pid, signal.SIGKILL)
-        return pid
+        deadline = time.monotonic() + JOIN_SECONDS
+        while True:
+            formed = [
+                row for row in _json_lines(RunFolder(wanted.run).events(rank)) if row.get("kind") == "team"
+            ]
+            with self._lock:
+                trains = self._current is wanted and not self._stopping
+            if not trains:
+                raise UsageError(f"rank {rank} has ended already")
+            if formed and self._ours(int(formed[-1]["pid"])):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(formed[-1]["pid"]), signal.SIGKILL)
+                    return int(formed[-1]["pid"])
+            if time.monotonic() > deadline:
+                raise UsageError(f"rank {rank} has not joined its team within {JOIN_SECONDS:.0f} s")
+            time.sleep(0.05)
 
     def _ours(self, pid: int) -> bool:
         """Whether a process descends from the command that runs now: another may have the number by now."""
@@ -232,6 +255,23 @@ def _shown(argv: tuple[str, ...]) -> str:
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("rank-*.jsonl")):
         yield from _json_lines(path)
+
+
+def _progress(events: Path, began: float) -> list[tuple[float, int, int]]:
+    """(seconds since the experiment began, steps done, session) of a rank, by its clock, which is this machine's; for
+    each line of steps, its first and its last. A session begins each time that the team was formed."""
+    found: list[tuple[float, int, int]] = []
+    session = 0
+    with contextlib.suppress(OSError), events.open("rb") as file:
+        for line in file.read(MOST_BYTES).split(b"\n")[:-1]:
+            with contextlib.suppress(ValueError):
+                told = read_line(line + b"\n")
+                if isinstance(told, Steps):
+                    found.append((round(told.began_at - began, 3), told.first + 1, session))
+                    found.append((round(told.ended_at - began, 3), told.first + len(told), session))
+                else:
+                    session += any(isinstance(one.event, TeamFormed) for one in told)
+    return found[:: 1 + len(found) // MOST_POINTS]
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -49,7 +49,7 @@ export function el(tag, attributes = {}, ...children) {
 }
 export const put = (parent, ...children) => { parent.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false)); return parent; };
 export const svg = (width, height, label, ...children) =>
-  el("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, ...children);
+  el("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: width > 500 ? "wide" : null }, ...children);
 export const dot = (rank) => el("span", { class: "dot", style: `background:${COLORS[rank % 8]}`, "aria-hidden": "true" });
 
 export function slider(label, min, max, step, value, changed, format = String) {
@@ -58,40 +58,46 @@ export function slider(label, min, max, step, value, changed, format = String) {
   return el("label", {}, label, input, output);
 }
 export function choice(label, options, value, changed) {
-  const group = el("div", { class: "switch", role: "group", "aria-label": label });
-  const draw = (now) => put(group, Object.entries(options).map(([key, text]) =>
-    el("button", { type: "button", "aria-pressed": String(key === now), onclick: () => { draw(key); changed(key); } }, text)));
-  draw(value);
-  return group;
+  const buttons = Object.entries(options).map(([key, text]) => el("button", { type: "button", "aria-pressed": String(key === value), onclick: (event) => {
+    for (const each of buttons) each.setAttribute("aria-pressed", String(each === event.currentTarget)); // the button stays, and keeps the focus
+    changed(key);
+  } }, text));
+  return el("div", { class: "switch", role: "group", "aria-label": label }, buttons);
 }
 export const table = (head, rows, sum = []) => el("div", { class: "scroll", tabindex: "0" }, el("table", { class: "nums" },
   head.length ? el("thead", {}, el("tr", {}, head.map((cell) => el("th", { scope: "col" }, cell)))) : null,
   el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, cell)))),
     sum.map((row) => el("tr", { class: "sum" }, row.map((cell, i) => el(i ? "td" : "th", i ? {} : { scope: "row" }, cell)))))));
 
-// Lines over steps: series = [{name, color, points: [[x, y]…], dashed}].
-export function lines(series, { width = 640, height = 260, label, x = "", y = "", from = null, to = null } = {}) {
+// Round numbers between two, about so many.
+export function rounds(from, to, most = 5) {
+  const rough = (to - from) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const each = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
+  return Array.from({ length: Math.floor(to / each + 1e-9) - Math.ceil(from / each - 1e-9) + 1 }, (_, i) => Number(((Math.ceil(from / each - 1e-9) + i) * each).toPrecision(9)));
+}
+// Lines over steps: series = [{name, color, points: [[x, y]…], dashed}]; `marks` are the places named on the x axis.
+export function lines(series, { width = 640, height = 260, label, x = "", y = "", from = null, to = null, marks = null, right = 90, dots = false } = {}) {
   const all = series.flatMap((each) => each.points);
   if (!all.length) return svg(width, height, label);
-  const left = 52, right = 90, top = 14, bottom = 38;
+  const left = 46, top = 34, bottom = 38;
   const xs = all.map((p) => p[0]), ys = all.map((p) => p[1]);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = [from ?? Math.min(...ys), to ?? Math.max(...ys)];
   if (y0 === y1) { y0 -= 0.5; y1 += 0.5; }
   const px = (v) => left + ((v - x0) / (x1 - x0 || 1)) * (width - left - right);
   const py = (v) => height - bottom - ((v - y0) / (y1 - y0)) * (height - top - bottom);
-  const ticks = [0, 1, 2, 3, 4].map((i) => y0 + ((y1 - y0) * i) / 4);
   // Names at the right end of lines, pushed apart where they would overlap.
   const named = series.filter((each) => each.name).map((each) => ({ each, at: py(each.points.at(-1)[1]) })).sort((a, b) => a.at - b.at);
   named.forEach((n, i) => { if (i && n.at < named[i - 1].at + 15) n.at = named[i - 1].at + 15; });
   return svg(width, height, label,
-    ticks.map((v) => el("g", {}, el("line", { class: "axis", x1: left, x2: width - right, y1: py(v), y2: py(v) }),
-      el("text", { class: "soft", x: left - 8, y: py(v) + 4, "text-anchor": "end" }, Number(v.toPrecision(2)).toString()))),
-    el("text", { class: "soft", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, x),
-    el("text", { class: "soft", x: left, y: 11 }, y),
-    [x0, x1].map((v, i) => el("text", { class: "soft", x: px(v), y: height - 20, "text-anchor": i ? "end" : "start" }, String(v))),
+    rounds(y0, y1).map((v) => el("g", {}, el("line", { class: "axis", x1: left, x2: width - right, y1: py(v), y2: py(v) }),
+      el("text", { class: "soft", x: left - 8, y: py(v) + 5, "text-anchor": "end" }, String(v).replace("-", "−")))),
+    el("text", { class: "soft", x: (left + width - right) / 2, y: height - 3, "text-anchor": "middle" }, x),
+    el("text", { x: 4, y: 18 }, y),
+    (marks ?? [x0, x1]).map((v) => el("text", { class: "soft", x: px(v), y: height - 18, "text-anchor": v === x0 && !marks ? "start" : v === x1 && !marks ? "end" : "middle" }, String(v))),
     series.map((each) => el("polyline", { points: each.points.map((p) => `${px(p[0]).toFixed(1)},${py(p[1]).toFixed(1)}`).join(" "), fill: "none",
       stroke: each.color, "stroke-width": 2.5, "stroke-dasharray": each.dashed ? "5 5" : null, "stroke-linejoin": "round" })),
+    dots ? series.filter((each) => !each.dashed).map((each) => each.points.map((p) => el("circle", { cx: px(p[0]), cy: py(p[1]), r: 5, fill: each.color }))) : null,
     named.map(({ each, at }) => el("text", { x: width - right + 8, y: at + 4, style: `fill:${each.color}` }, each.name)));
 }
 
@@ -120,12 +126,13 @@ async function call(path, options = {}) {
 // A button that starts real ranks, and draws what they tell; in a lesson without a server, what was recorded.
 export function experiment(t, lesson, { name, label, options = () => ({}), draw, extra = () => null }) {
   const status = el("p", { class: "status", role: "status" });
+  const refused = el("p", { class: "status bad", role: "status" });
   const picture = el("div");
   const more = el("span");
   const badge = el("span", { class: "badge" });
   const recorded = lesson.recordings?.[name];
   const show = (told, live) => {
-    put(badge, live ? t({ ko: "이 컴퓨터에서 방금", en: "just now, on this machine" }) : t({ ko: `녹화: ${told.recorded.date}, ${told.recorded.machine}`, en: `recorded ${told.recorded.date}, ${told.recorded.machine}` }));
+    put(badge, live ? t({ ko: "이 컴퓨터에서 방금", en: "just now, on this machine" }) : t({ ko: `녹화: ${told.recorded.date}, ${told.recorded.machine.replace(/(\d+) cores?$/, "코어 $1개")}`, en: `recorded ${told.recorded.date}, ${told.recorded.machine}` }));
     badge.className = `badge ${live ? "live" : "recorded"}`;
     put(picture, draw(told), know(t, told));
   };
@@ -133,9 +140,10 @@ export function experiment(t, lesson, { name, label, options = () => ({}), draw,
   async function run() {
     button.disabled = true;
     status.className = "status";
+    refused.textContent = "";
     try {
       const { id } = await call("api/experiments", { method: "POST", body: JSON.stringify({ name, arguments: options() }) });
-      put(more, extra({ kill: (rank) => call(`api/experiments/${id}/kill`, { method: "POST", body: JSON.stringify({ rank }) }).catch((e) => { status.textContent = e.message; }) }));
+      put(more, extra({ kill: (rank) => call(`api/experiments/${id}/kill`, { method: "POST", body: JSON.stringify({ rank }) }).catch((e) => { refused.textContent = e.message; }) }));
       let lines = [];
       for (;;) {
         const told = await call(`api/experiments/${id}?since=${lines.length}`);
@@ -158,5 +166,5 @@ export function experiment(t, lesson, { name, label, options = () => ({}), draw,
   }
   const start = lesson.live ? button : el("span", { class: "note" }, t({ ko: "서버 없이 열린 쪽입니다. 직접 실행하려면: ", en: "This page has no server behind it. To run it yourself: " }), el("code", {}, "dure lesson"));
   if (recorded) show(recorded, false);
-  return el("div", {}, el("div", { class: "controls" }, start, more, badge), status, picture);
+  return el("div", {}, el("div", { class: "controls experiment" }, start, more, badge), status, refused, picture);
 }

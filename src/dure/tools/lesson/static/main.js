@@ -22,13 +22,15 @@ function draw() {
   put(document.getElementById("mode"), LESSON.live ? words.live : words.saved);
   const switcher = document.getElementById("languages");
   switcher.setAttribute("aria-label", words.lang);
-  put(switcher, [["ko", "한국어"], ["en", "English"]].map(([key, name]) => el("button", { type: "button", lang: key, "aria-pressed": String(key === language), onclick: () => { language = key; try { localStorage.setItem("dure-language", key); } catch { /* a page from disk may have no storage */ } draw(); } }, name)));
+  put(switcher, [["ko", "한국어"], ["en", "English"]].map(([key, name]) => el("button", { type: "button", lang: key, "aria-pressed": String(key === language), onclick: () => { language = key; try { localStorage.setItem("dure-language", key); } catch { /* a page from disk may have no storage */ } draw(); switcher.querySelector("[aria-pressed=true]").focus(); } }, name)));
   const list = document.getElementById("chapters");
   list.setAttribute("aria-label", words.chapters);
   put(list, el("ol", {}, CHAPTERS.map((each, i) => el("li", {}, el("a", { href: `#${i + 1}`, "aria-current": i + 1 === number ? "page" : null }, el("span", { class: "n" }, String(i + 1)), el("span", { class: "t" }, t(each.title)))))));
+  const row = list.firstChild, current = row.querySelector("[aria-current]");
+  row.scrollLeft = current.offsetLeft - (row.clientWidth - current.offsetWidth) / 2; // on a phone, chapters are in one row
   const main = document.getElementById("main");
   put(main, el("p", { class: "kicker" }, words.chapter(number)), el("h1", {}, t(chapter.title)), chapter.build(t, LESSON), question(chapter, words),
-    el("div", { class: "turn" }, number > 1 ? el("a", { href: `#${number - 1}` }, `← ${words.back}: ${t(CHAPTERS[number - 2].title)}`) : el("span"), number < CHAPTERS.length ? el("a", { href: `#${number + 1}` }, `${words.next}: ${t(CHAPTERS[number].title)} →`) : el("span")));
+    el("div", { class: "turn" }, number > 1 ? el("a", { href: `#${number - 1}` }, `←\u00a0${words.back}: ${t(CHAPTERS[number - 2].title)}`) : el("span"), number < CHAPTERS.length ? el("a", { href: `#${number + 1}` }, `${words.next}: ${t(CHAPTERS[number].title)}\u00a0→`) : el("span")));
 }
 
 // The answer is computed when it is asked for; none is stored.
@@ -42,5 +44,6 @@ function question(chapter, words) {
       input, el("button", { class: "act", type: "submit" }, words.check)), answer);
 }
 
+document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); }); // its address is no chapter's
 addEventListener("hashchange", () => { draw(); scrollTo(0, 0); document.getElementById("main").focus({ preventScroll: true }); });
 draw();

@@ -1,4 +1,4 @@
-import { COLORS, add, div, el, f32, knowArithmetic, mul, put, shown, slider, sub, svg } from "../kit.js";
+import { COLORS, add, div, el, f32, knowArithmetic, mul, choice, put, shown, slider, sub, svg, table } from "../kit.js";
 
 // How visible ears are in eight photos of cats; whiskers and eyes always count for 0.3.
 const EARS = [0.9, 0.7, 1.0, 0.4, 0.8, 0.6, 1.0, 0.5].map(f32);
@@ -6,6 +6,28 @@ const REST = f32(0.3);
 const missOf = (w, ear) => sub(1, add(mul(w, ear), REST));
 export const lossAt = (w) => div(EARS.reduce((sum, ear) => add(sum, mul(missOf(w, ear), missOf(w, ear))), f32(0)), EARS.length);
 export const slopeAt = (w) => div(EARS.reduce((sum, ear) => add(sum, mul(mul(-2, missOf(w, ear)), ear)), f32(0)), EARS.length);
+
+// What document 003 says of a gradient: which number to change, which way, and by how much.
+const TOLD = { tail: [["귀", "ear", 0.7], ["꼬리", "tail", -0.3]], numbers: [["이 숫자", "this number", 0.5], ["저 숫자", "that number", -0.3]] };
+const BEFORE = [0.2, 0.6];
+
+function corrections(t) {
+  let kind = "tail", before = BEFORE.map(f32);
+  const cells = el("div"), after = [el("span"), el("span")], behind = el("div");
+  const signed = (value) => (value < 0 ? `−${shown(-value, 6)}` : `+${shown(value, 6)}`);
+  const add2 = () => {
+    before.forEach((value, i) => put(after[i], shown(add(value, f32(TOLD[kind][i][2])), 6)));
+    put(behind, knowArithmetic(t, before.map((value, i) => `${shown(value)} ${signed(f32(TOLD[kind][i][2]))} = ${shown(add(value, f32(TOLD[kind][i][2])))}`).join("\n")));
+  };
+  const draw = () => {
+    put(cells, table(["", t({ ko: "지금", en: "now" }), t({ ko: "화살표", en: "the arrow" }), t({ ko: "고친 뒤", en: "corrected" })], TOLD[kind].map(([ko, en, change], i) => [t({ ko, en }),
+      el("input", { class: "cell", value: shown(before[i], 6), inputmode: "decimal", "aria-label": t({ ko, en }), oninput: (event) => { const given = Number(event.target.value); if (event.target.value.trim() && Number.isFinite(given)) { before[i] = f32(given); add2(); } } }),
+      signed(f32(change)), after[i]])));
+    add2();
+  };
+  draw();
+  return el("figure", { class: "figure" }, el("div", { class: "controls" }, choice(t({ ko: "예", en: "example" }), { tail: t({ ko: "귀 +0.7, 꼬리 −0.3", en: "ear +0.7, tail −0.3" }), numbers: "+0.5, −0.3" }, kind, (v) => { kind = v; draw(); })), cells, behind);
+}
 
 function build(t) {
   let weight = f32(0.2);
@@ -34,6 +56,8 @@ function build(t) {
     el("p", {}, t({ ko: "눈을 가리고 산에서 길을 찾는다고 해 봅시다. 발밑이 어느 쪽으로 얼마나 기울었는지는 느낄 수 있습니다. 그 화살표가 gradient(기울기)입니다: 무엇을, 어느 쪽으로, 얼마나 바꿔야 하는지 알려 주는 화살표.", en: "Imagine finding your way on a mountain, blindfolded. You can feel which way the ground slopes, and how steeply. That arrow is the gradient: it says what to change, which way, and how much." })),
     el("p", {}, t({ ko: "아래 곡선의 높이는 모델이 얼마나 틀리는지(손실)입니다. 가중치를 끌면 그 자리의 손실과 기울기를 계산합니다. 화살표는 언제나 내려가는 쪽을 가리킵니다.", en: "The height of the curve below is how wrong the model is: the loss. Drag the weight, and its loss and gradient are computed. The arrow always points downhill." })),
     el("figure", { class: "figure" }, el("div", { class: "controls" }, control, el("button", { class: "act", type: "button", onclick: walk }, t({ ko: "화살표대로 한 걸음", en: "One step along the arrow" }))), picture, words, behind),
+    el("p", {}, t({ ko: "가중치가 여럿이면 화살표도 여럿입니다. “북쪽으로 10 m, 위로 5 m”처럼, 숫자마다 어느 쪽으로 얼마나 고칠지 적은 지시서가 gradient입니다.", en: "Several weights have several arrows. Like “10 m north, 5 m up”, the gradient is a list of instructions: for each number, which way to change it and by how much." })),
+    corrections(t),
   ];
 }
 

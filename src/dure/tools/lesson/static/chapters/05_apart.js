@@ -10,10 +10,11 @@ function paths(t, rows, label) {
   const ends = ranks.map((rank) => of(rank).find((row) => row.accuracy !== undefined));
   const kinds = new Set(ends.filter(Boolean).map((row) => row.fingerprint)).size;
   return [
-    el("h3", {}, label),
-    el("div", { style: "display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:.8rem" }, NAMES.map((name, i) => lines(
-      ranks.map((rank) => ({ name: `rank ${rank}`, color: COLORS[rank], points: of(rank).filter((row) => row.step !== undefined).map((row) => [row.step, row.weights[i]]) })),
-      { width: 340, height: 230, label: t(name), x: t({ ko: "스텝", en: "step" }), y: t(name), from, to }))),
+    el("h2", { class: "part" }, label),
+    el("ul", { class: "legend" }, ranks.map((rank) => el("li", {}, dot(rank), `rank ${rank}`))),
+    el("div", { class: "trio" }, NAMES.map((name, i) => lines(
+      ranks.map((rank) => ({ color: COLORS[rank], points: of(rank).filter((row) => row.step !== undefined).map((row) => [row.step, row.weights[i]]) })),
+      { width: 250, height: 210, right: 10, label: t(name), x: t({ ko: "스텝", en: "step" }), y: t(name), from, to }))),
     ends.every(Boolean) && ends.length ? table(["", t({ ko: "귀", en: "ear" }), t({ ko: "수염", en: "whiskers" }), t({ ko: "눈", en: "eyes" }), t({ ko: "새 사진 200장 정답률", en: "right on 200 new photos" }), t({ ko: "지문", en: "fingerprint" })],
       ends.map((row) => [[dot(row.rank), `rank ${row.rank}`], ...row.weights.map((w) => shown(w, 4)), `${(row.accuracy * 100).toFixed(1)} %`, row.fingerprint])) : null,
     kinds ? el("p", { role: "status" }, kinds > 1 ? t({ ko: `서로 다른 모델이 ${kinds}개 생겼습니다.`, en: `There are ${kinds} different models now.` }) : t({ ko: "모든 랭크의 모델이 비트까지 같습니다.", en: "All ranks have one model, the same to the last bit." })) : null,

@@ -48,20 +48,21 @@ function ways(t) {
     el("figcaption", {}, t({ ko: "S는 gradient 전체의 크기입니다. 한 노드 안에서 dure는 메시지를 보내지 않고 공유 메모리에서 서로의 조각을 직접 읽습니다. 더하는 순서는 어느 방법에서도 정할 수 있지만, dure는 언제나 같은 나무의 순서로 더합니다(다음 장).", en: "S is the size of all gradients. Within a node dure sends no messages: ranks read each other's slices in shared memory. dure always adds in the order of one fixed tree (next chapter)." })));
 }
 
+const namesOf = (t, kind) => kind === "cats" ? [t({ ko: "귀", en: "ear" }), t({ ko: "수염", en: "whiskers" }), t({ ko: "눈", en: "eyes" })] : [1, 2, 3].map((n) => t({ ko: `파라미터 ${n}번`, en: `parameter ${n}` }));
+
 function build(t) {
   let kind = "gradients", numbers = DOCUMENTS[kind].numbers.map((row) => row.map(f32));
   const result = el("div"), cells = el("div");
   const mean = (column) => mul(pairwise(numbers.map((row) => row[column])), div(1, RANKS));
   function drawResult() {
     const before = DOCUMENTS[kind].before;
-    const names = kind === "cats" ? [t({ ko: "귀", en: "ear" }), t({ ko: "수염", en: "whiskers" }), t({ ko: "눈", en: "eyes" })] : [1, 2, 3].map((n) => t({ ko: `파라미터 ${n}번`, en: `parameter ${n}` }));
-    put(result, table(["", ...names], [[t({ ko: "합", en: "sum" }), ...[0, 1, 2].map((c) => shown(pairwise(numbers.map((row) => row[c])), 7))]],
+    put(result, table(["", ...namesOf(t, kind)], [[t({ ko: "합", en: "sum" }), ...[0, 1, 2].map((c) => shown(pairwise(numbers.map((row) => row[c])), 7))]],
       [[t({ ko: "평균: 모든 랭크가 받는 값", en: "mean: what every rank gets" }), ...[0, 1, 2].map((c) => shown(mean(c), 7))],
         ...(before ? [[t({ ko: "가중치: 전 → 후", en: "weight: before → after" }), ...before.map((w, c) => `${shown(f32(w))} → ${shown(add(w, mean(c)), 7)}`)]] : [])]),
       knowArithmetic(t, [0, 1, 2].map((c) => `((${numbers.map((row) => shown(row[c])).join(" + ")})) × 1/4 = ${shown(mean(c), 9)}`).join("\n")));
   }
   function drawCells() {
-    put(cells, table(["", "1", "2", "3"], numbers.map((row, rank) => [[dot(rank), `rank ${rank}`], ...row.map((value, c) => el("input", { class: "cell", value: shown(value, 6), inputmode: "decimal", "aria-label": `rank ${rank}, ${c + 1}`, oninput: (event) => { const given = Number(event.target.value); if (Number.isFinite(given)) { numbers[rank][c] = f32(given); drawResult(); } } }))])));
+    put(cells, table(["", ...namesOf(t, kind)], numbers.map((row, rank) => [[dot(rank), `rank ${rank}`], ...row.map((value, c) => el("input", { class: "cell", value: shown(value, 6), inputmode: "decimal", "aria-label": `rank ${rank}, ${c + 1}`, oninput: (event) => { const given = Number(event.target.value); if (Number.isFinite(given)) { numbers[rank][c] = f32(given); drawResult(); } } }))])));
     drawResult();
   }
   drawCells();

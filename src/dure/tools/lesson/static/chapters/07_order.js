@@ -12,7 +12,7 @@ function treePicture(t, numbers) {
   const x = (level, i) => (i + 0.5) * (640 / levels[level].length), y = (level) => 34 + level * 62;
   return svg(640, 260, t({ ko: "여덟 수를 둘씩 더해 올라가는 나무", en: "A tree that adds eight numbers two by two" }),
     levels.slice(1).flatMap((level, l) => level.flatMap((_, i) => [0, 1].map((side) => el("line", { class: "axis", x1: x(l, 2 * i + side), y1: y(l) + 10, x2: x(l + 1, i), y2: y(l + 1) - 18, "stroke-width": 2 })))),
-    levels.flatMap((level, l) => level.map((value, i) => el("g", {}, el("rect", { class: "frame", x: x(l, i) - 37, y: y(l) - 17, width: 74, height: 28, rx: 8 }), el("text", { class: "mono", x: x(l, i), y: y(l) + 3, "text-anchor": "middle", style: l === 3 ? "font-weight:700" : "font-size:12px" }, shown(value, 6))))));
+    levels.flatMap((level, l) => level.map((value, i) => el("g", {}, el("rect", { class: "frame", x: x(l, i) - 37, y: y(l) - 17, width: 74, height: 28, rx: 8 }), el("text", { class: l === 3 ? "leaf root" : "leaf", x: x(l, i), y: y(l) + 2, "text-anchor": "middle" }, shown(value, 6))))));
 }
 
 function build(t) {

@@ -6,19 +6,19 @@ function bars(t, told) {
   const found = Object.entries(WAYS).filter(([key]) => told.results[key]).map(([key, name]) => { const { storage, seconds, fingerprints, loaded } = told.results[key]; return { name: t(name), requests: storage.requests, bytes: storage.bytes, by: storage.by_rank, seconds: seconds.load, file: loaded?.bytes ?? 0, print: fingerprints[0] }; });
   const most = Math.max(1, ...found.map((way) => way.bytes));
   return [
-    svg(640, 40 + found.length * 74, t({ ko: "스토리지에서 읽은 바이트", en: "Bytes read from storage" }), found.map((way, i) => { let x = 20; return el("g", {}, el("text", { x: 20, y: 30 + i * 74 }, way.name),
+    svg(640, 4 + found.length * 74, t({ ko: "스토리지에서 읽은 바이트", en: "Bytes read from storage" }), found.map((way, i) => { let x = 20; return el("g", {}, el("text", { x: 20, y: 30 + i * 74 }, way.name),
       way.bytes ? way.by.map((rank, r) => { const width = rank.bytes / most * 460; const bar = el("rect", { x, y: 40 + i * 74, width: Math.max(width - 2, 0), height: 26, rx: 4, fill: `var(--r${r % 8})` }, el("title", {}, `rank ${r}: ${rank.requests}, ${rank.bytes} B`)); x += width; return bar; }) : el("line", { class: "axis", x1: 20, x2: 20, y1: 40 + i * 74, y2: 66 + i * 74, "stroke-width": 3 }),
-      el("text", { class: "mono", x: x + 10, y: 58 + i * 74 }, `${(way.bytes / 1e6).toFixed(1)} MB`)); })),
+      el("text", { class: "mono", x: x + 10, y: 58 + i * 74 }, way.bytes ? `${(way.bytes / 1e6).toFixed(1)} MB` : "0 MB")); })),
     table(["", t({ ko: "읽기 요청", en: "read requests" }), t({ ko: "읽은 바이트", en: "bytes read" }), t({ ko: "모델이 준비되기까지", en: "until the model is ready" }), t({ ko: "학습 뒤 지문", en: "fingerprint after training" })],
       found.map((way) => [way.name, String(way.requests), way.bytes.toLocaleString("en"), `${way.seconds.toFixed(2)} s`, way.print])),
   ];
 }
 
 const direct = (t) => svg(640, 190, t({ ko: "GPUDirect Storage: 스토리지에서 GPU 메모리로 바로", en: "GPUDirect Storage: from storage straight into GPU memory" }),
-  [[20, { ko: "공유 스토리지", en: "shared storage" }], [250, { ko: "CPU 메모리", en: "CPU memory" }], [480, { ko: "GPU 메모리", en: "GPU memory" }]].map(([x, name]) => el("g", {}, el("rect", { class: "frame", x, y: 60, width: 140, height: 56, rx: 12 }), el("text", { x: x + 70, y: 93, "text-anchor": "middle" }, t(name)))),
-  el("path", { d: "M160,88 H250 M390,88 H480", stroke: "var(--soft)", "stroke-width": 2.5, "stroke-dasharray": "6 5", fill: "none" }),
+  [[10, { ko: "공유 스토리지", en: "shared storage" }], [240, { ko: "CPU 메모리", en: "CPU memory" }], [470, { ko: "GPU 메모리", en: "GPU memory" }]].map(([x, name]) => el("g", {}, el("rect", { class: "frame", x, y: 60, width: 160, height: 56, rx: 12 }), el("text", { x: x + 80, y: 94, "text-anchor": "middle" }, t(name)))),
+  el("path", { d: "M170,88 H240 M400,88 H470", stroke: "var(--soft)", "stroke-width": 2.5, "stroke-dasharray": "6 5", fill: "none" }),
   el("path", { d: "M90,116 C90,180 550,180 550,116", stroke: "var(--accent)", "stroke-width": 3, fill: "none" }),
-  el("text", { class: "soft", x: 320, y: 44, "text-anchor": "middle" }, t({ ko: "보통은 CPU 메모리를 거칩니다", en: "usually by way of CPU memory" })), el("text", { class: "soft", x: 320, y: 186, "text-anchor": "middle" }, "GPUDirect Storage"));
+  el("text", { class: "soft", x: 320, y: 44, "text-anchor": "middle" }, t({ ko: "보통은 CPU 메모리를 거칩니다", en: "usually by way of CPU memory" })), el("text", { class: "soft", x: 320, y: 148, "text-anchor": "middle" }, "GPUDirect Storage"));
 
 function build(t, lesson) {
   return [

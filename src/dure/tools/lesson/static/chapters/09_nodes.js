@@ -5,9 +5,9 @@ function plan(t) {
     el("rect", { x: x + 14, y: 170, width: 252, height: 76, rx: 10, fill: "none", stroke: "var(--accent)", "stroke-dasharray": "5 4" }), el("text", { class: "soft", x: x + 22, y: 188 }, "pytorch_squash.sqsh"),
     [0, 1, 2, 3].map((i) => el("g", {}, el("circle", { cx: x + 48 + i * 60, cy: 218, r: 18, fill: COLORS[first + i] }), el("text", { x: x + 48 + i * 60, y: 223, "text-anchor": "middle", style: "fill:var(--panel);font-weight:700" }, String(first + i)))));
   return svg(640, 280, t({ ko: "두 노드, 랭크 0-7, 공유 스토리지", en: "Two nodes, ranks 0-7, shared storage" }),
-    el("rect", { class: "frame", x: 20, y: 14, width: 600, height: 74, rx: 14 }), el("text", { x: 36, y: 38 }, t({ ko: "공유 스토리지 /mnt/shared", en: "shared storage /mnt/shared" })),
-    [["pytorch_squash.sqsh", "ro", 36], ["ddp.py", "ro", 232], ["training_data/", "ro", 332], ["checkpoints/", "rw", 492]].map(([name, mode, x]) => el("text", { class: "mono", x, y: 68, style: mode === "rw" ? "fill:var(--warn)" : null }, `${name} ${mode}`)),
-    el("path", { d: "M160,88 V130 M480,88 V130", stroke: "var(--soft)", "stroke-width": 2, fill: "none" }), el("path", { d: "M300,200 H340", stroke: "var(--accent)", "stroke-width": 4, fill: "none" }),
+    el("rect", { class: "frame", x: 20, y: 14, width: 600, height: 90, rx: 14 }), el("text", { x: 36, y: 38 }, t({ ko: "공유 스토리지 /mnt/shared", en: "shared storage /mnt/shared" })),
+    [["pytorch_squash.sqsh", "ro", 36, 64], ["training_data/", "ro", 36, 90], ["ddp.py", "ro", 356, 64], ["checkpoints/", "rw", 356, 90]].map(([name, mode, x, y]) => el("text", { class: "mono", x, y, style: mode === "rw" ? "fill:var(--warn)" : null }, `${name} ${mode}`)),
+    el("path", { d: "M160,104 V130 M480,104 V130", stroke: "var(--soft)", "stroke-width": 2, fill: "none" }), el("path", { d: "M300,200 H340", stroke: "var(--accent)", "stroke-width": 4, fill: "none" }),
     node(20, "node0", "10.0.1.10", 0), node(340, "node1", "10.0.1.11", 4));
 }
 

@@ -1,16 +1,24 @@
-import { COLORS, el, experiment, svg, table } from "../kit.js";
+import { COLORS, el, experiment, rounds, svg, table } from "../kit.js";
+
+/** Steps of the job that the button starts: the height of the drawing before the first line. */
+const STEPS = 250;
 
 function timeline(t, told) {
   const lines = told.lines.filter((line) => line.of === "disturbed");
-  const steps = lines.flatMap((line) => { const found = /step (\d+)\/(\d+)/.exec(line.text); return found ? [{ at: line.at, step: Number(found[1]), of: Number(found[2]) }] : []; });
-  const restart = told.restarts.disturbed?.[0], told_at = lines.find((line) => /SIGKILL|killed/.test(line.text))?.at;
+  const steps = told.progress?.disturbed ?? [];
+  // Each time that the team is formed, another line begins.
+  const sessions = steps.reduce((all, point, i) => { if (!i || point[2] !== steps[i - 1][2]) all.push([]); all.at(-1).push(point); return all; }, []);
+  const restart = told.restarts.disturbed?.[0], noticed = lines.find((line) => /SIGKILL|killed/.test(line.text))?.at;
   const { disturbed, peace } = told.results;
-  const end = Math.max(1, ...lines.map((line) => line.at)), px = (at) => 40 + at / end * 560;
+  const end = Math.max(1, ...lines.map((line) => line.at), ...steps.map(([at]) => at)), most = Math.max(STEPS, ...steps.map(([, step]) => step));
+  const px = (at) => 52 + at / end * 560, py = (step) => 200 - step / most * 150;
   return [
-    steps.length ? svg(640, 210, t({ ko: "시간에 따른 스텝, 죽은 순간과 다시 시작한 순간", en: "Steps over time, with the moment of the kill" }),
-      el("line", { class: "axis", x1: 40, x2: 600, y1: 170, y2: 170 }), el("text", { class: "soft", x: 600, y: 192, "text-anchor": "end" }, `${end.toFixed(0)} s`), el("text", { class: "soft", x: 40, y: 18 }, t({ ko: "스텝", en: "step" })),
-      el("polyline", { fill: "none", stroke: COLORS[0], "stroke-width": 3, points: steps.map((s) => `${px(s.at)},${170 - s.step / s.of * 140}`).join(" ") }), steps.map((s) => el("circle", { cx: px(s.at), cy: 170 - s.step / s.of * 140, r: 4, fill: COLORS[0] })),
-      told_at !== undefined ? el("g", {}, el("line", { x1: px(told_at), x2: px(told_at), y1: 24, y2: 170, stroke: "var(--warn)", "stroke-width": 2, "stroke-dasharray": "4 4" }), el("text", { x: px(told_at) + 6, y: 36, style: "fill:var(--warn)" }, t({ ko: `rank ${restart?.rank ?? "?"} 죽음`, en: `rank ${restart?.rank ?? "?"} dies` }))) : null) : null,
+    steps.length ? svg(640, 250, t({ ko: "시간에 따른 스텝, 죽은 순간과 다시 시작한 순간", en: "Steps over time, with the moment of the kill" }),
+      [0, most / 2, most].map((step) => el("g", {}, el("line", { class: "axis", x1: 52, x2: 612, y1: py(step), y2: py(step) }), el("text", { class: "soft", x: 44, y: py(step) + 5, "text-anchor": "end" }, String(step)))),
+      rounds(0, end, 5).map((at) => el("text", { class: "soft", x: px(at), y: 222, "text-anchor": at ? "middle" : "start" }, String(at))), el("text", { class: "soft", x: 332, y: 246, "text-anchor": "middle" }, t({ ko: "초", en: "seconds" })), el("text", { x: 4, y: 22 }, t({ ko: "스텝", en: "step" })),
+      sessions.map((points, i) => el("g", {}, i ? el("line", { x1: px(sessions[i - 1].at(-1)[0]), y1: py(sessions[i - 1].at(-1)[1]), x2: px(points[0][0]), y2: py(points[0][1]), stroke: COLORS[0], "stroke-width": 2, "stroke-dasharray": "2 5" }) : null,
+        el("polyline", { fill: "none", stroke: COLORS[0], "stroke-width": 3.5, "stroke-linejoin": "round", "stroke-linecap": "round", points: points.map(([at, step]) => `${px(at).toFixed(1)},${py(step).toFixed(1)}`).join(" ") }), el("circle", { cx: px(points.at(-1)[0]), cy: py(points.at(-1)[1]), r: 4.5, fill: COLORS[0] }))),
+      noticed !== undefined ? el("g", {}, el("line", { x1: px(noticed), x2: px(noticed), y1: 34, y2: 200, stroke: "var(--warn)", "stroke-width": 2, "stroke-dasharray": "4 4" }), el("text", { x: px(noticed) + (noticed > end * 0.7 ? -8 : 8), y: 44, "text-anchor": noticed > end * 0.7 ? "end" : "start", style: "fill:var(--warn)" }, t({ ko: `rank ${restart?.rank ?? "?"} 죽음`, en: `rank ${restart?.rank ?? "?"} dies` }))) : null) : null,
     restart ? el("p", {}, t({ ko: `스텝 ${restart.step}에서 rank ${restart.rank}이(가) 죽은 것을 알아챘고, ${restart.ranks}개 랭크가 메모리에 있던 상태에서 다시 시작했습니다.`, en: `At step ${restart.step} the death of rank ${restart.rank} was noticed, and ${restart.ranks} ranks started again from the state in memory.` })) : null,
     disturbed || peace ? table(["", t({ ko: "다시 시작", en: "restarts" }), "sha256"], [disturbed ? [t({ ko: "방해받은 실행", en: "the disturbed run" }), String(told.restarts.disturbed.length), disturbed.weights_sha256.slice(0, 40)] : null, peace ? [t({ ko: "평온한 실행", en: "the same run in peace" }), String(told.restarts.peace.length), peace.weights_sha256.slice(0, 40)] : null].filter(Boolean)) : null,
     disturbed && peace ? el("p", { role: "status" }, disturbed.weights_sha256 === peace.weights_sha256 ? t({ ko: "랭크가 죽었다 살아났어도 가중치는 비트까지 같습니다.", en: "A rank died and came back, and the weights are the same to the last bit." }) : t({ ko: "가중치가 다릅니다!", en: "The weights differ!" })) : null,
