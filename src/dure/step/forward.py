@@ -174,7 +174,7 @@ def inputs_and_target(part: object, device: torch.device) -> tuple[Any, Any]:
             "or data.collate must make them so; in a script, team.step(..., forward=...) takes batches of any form"
         )
     inputs, target = part
-    if device.type == "cpu":
+    if is_host(device):
         return inputs, target
     return to_device(inputs, device), to_device(target, device)
 
