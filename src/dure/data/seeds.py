@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import torch
@@ -21,23 +22,32 @@ def seed_all(seed: int) -> None:
     """Start torch's, numpy's and Python's global generators anew."""
     # torch.manual_seed seeds every kind of device, and notes the caller's stack for those that are not up: 100 µs.
     torch.default_generator.manual_seed(seed)
-    kind = torch.accelerator.current_accelerator()
-    if kind is not None and (module := torch.get_device_module(kind)).is_initialized():
-        module.manual_seed_all(seed)
+    if (devices := _devices_in_use()) is not None:
+        devices.manual_seed_all(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
+
+
+def _devices_in_use() -> Any:
+    """What torch has for the accelerators that this process uses; None where it uses none."""
+    kind = torch.accelerator.current_accelerator()
+    module = None if kind is None else torch.get_device_module(kind)
+    return module if module is not None and module.is_initialized() else None
 
 
 @contextlib.contextmanager
 def generators_kept() -> Iterator[None]:
     """Whatever is drawn within `with`, the global generators then go on from where they were."""
     states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
-    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    devices = _devices_in_use()
+    of_devices = (
+        [] if devices is None else [devices.get_rng_state(at) for at in range(devices.device_count())]
+    )
     try:
         yield
     finally:
         torch.set_rng_state(states[0])
-        if of_devices is not None:
-            torch.cuda.set_rng_state_all(of_devices)
+        for at, state in enumerate(of_devices):
+            devices.set_rng_state(state, at)
         numpy.random.set_state(states[1])
         random.setstate(states[2])

@@ -72,7 +72,7 @@ def evaluate(
                     for at, measure in enumerate(measures.means.values()):
                         total, count = measure(output, target)
                         sums[at, 0, shard.shard] += float(total)
-                        sums[at, 1, shard.shard] += count
+                        sums[at, 1, shard.shard] += float(count)
                     if measures.gathered:
                         outputs.add(output, target, len(shard.ids))
                 if measures.gathered:

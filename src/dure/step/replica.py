@@ -104,18 +104,16 @@ def wrap(module: torch.nn.Module, *, free_cores: int) -> DistributedDataParallel
     """A real DDP that neither broadcasts weights (they are verified instead) nor buffers (shard 0's count)."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ModelRefused("no parameter of the model requires a gradient; there is nothing to train")
-    first = next(module.parameters()).device
-    device_ids = None if is_host(first) else [first.index]
+    on_host = is_host(next(module.parameters()).device)
     gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     # It says itself that it is no error: of a weight with one row, the gradient may come transposed.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     return DistributedDataParallel(
         module,
-        device_ids=device_ids,
         init_sync=False,
         forward_sync_buffers=False,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=bucket_mib(gradient_bytes, free_cores) if device_ids is None else None,
+        bucket_cap_mb=bucket_mib(gradient_bytes, free_cores) if on_host else None,
     )
 
 

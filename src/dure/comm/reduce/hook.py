@@ -21,6 +21,7 @@ from dure.comm.reduce.exchanger import ALL_USED, BucketBuffers, Exchange, Exchan
 from dure.comm.reduce.gradient_marks import GradientMarks
 from dure.comm.reduce.step_totals import StepTotals
 from dure.comm.reduce.subtree_stack import SubtreeStack
+from dure.device.accelerator import CPU
 from dure.device.streams import Ready, SideStream, future_on, ready_now
 
 CLOSE_SECONDS = 10.0
@@ -137,7 +138,7 @@ class GradientExchange:
         # Autograd may run the last shard's backward pass in other streams than the one that added those before.
         step.begun = [ready_now(device) for device in self._stack.devices]
         self._exchanger.waits.begin()
-        self._tasks.put(lambda: self._meet_totals(step))
+        self._tasks.put(lambda: self._meet_totals_ready(step))
 
     def hook(self, _state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Hand a bucket to the communication thread and return at once."""
@@ -196,6 +197,11 @@ class GradientExchange:
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
+
+    def _meet_totals_ready(self, step: StepExchange) -> None:
+        """Losses are read here, where they are there: not in whatever stream this thread begins with."""
+        with self._side.after(*step.begun, device=self._stack.devices[0] if self._stack.devices else CPU):
+            self._meet_totals(step)
 
     def _meet_totals(self, step: StepExchange) -> None:
         try:
