@@ -199,6 +199,14 @@ def frozen_after_replicate(team):
     train(team, before=freeze)
 
 
+def hooked_after_replicate(team):
+    def hook(_team, model, batch):
+        if batch.step == 1:
+            model.module[0].weight.register_post_accumulate_grad_hook(lambda weight: weight.grad.mul_(0.5))
+
+    train(team, before=hook)
+
+
 def unfrozen_after_replicate(team):
     def unfreeze(_team, model, batch):
         if batch.step == 1:
@@ -237,6 +245,7 @@ ON_ANY = {
     backward_outside_of_a_step: ["outside of team.step", "model.module(...)"],
     a_replica_inside_of_anothers_loss: ["outside of team.step", "model.module(...)"],
     frozen_after_replicate: ["frozen after team.replicate"],
+    hooked_after_replicate: ["0.weight has a hook that is called when its gradient was accumulated"],
     unfrozen_after_replicate: ["0.weight was unfrozen after team.replicate"],
     weights_normalised_through_data: ["writes the parameter inner.weight"],
     an_expanded_buffer: ["the buffer odd is expanded", ".clone()"],

@@ -272,6 +272,13 @@ def _inside_forward():
         dist.destroy_process_group()
 
 
+def _hooks_on_sums():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    before = not parameter._post_accumulate_grad_hooks
+    parameter.register_post_accumulate_grad_hook(lambda _: None)
+    return before and len(parameter._post_accumulate_grad_hooks) == 1
+
+
 def _scale_and_look():
     """The bits of a plain multiplication, and a mark where a number is none."""
     values, found = torch.randn(1000), torch.zeros(1)
@@ -321,6 +328,7 @@ CANARIES = {
     "._comm_hooks": lambda tmp_path: _comm_hooks(),
     "._pre_forward": lambda tmp_path: _around_forward(),
     "._post_forward": lambda tmp_path: _around_forward(),
+    "._post_accumulate_grad_hooks": lambda tmp_path: _hooks_on_sums(),
     "._inside_ddp_forward": lambda tmp_path: _inside_forward(),
     "._checkpoint_offset": _checkpoint_offset,
     "._orig_mod": lambda tmp_path: _compiled_wrapper(),

@@ -59,6 +59,14 @@ def test_complex_parameters_are_refused_by_name():
         refuse_what_cannot_be_exact(module)
 
 
+def test_hooks_on_accumulated_gradients_are_refused_by_name():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    refuse_what_cannot_be_exact(module)
+    module[1].weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.clamp_(-1, 1))
+    with pytest.raises(ModelRefused, match=r"1\.weight has a hook .* change gradients with register_hook"):
+        refuse_what_cannot_be_exact(module)
+
+
 def test_compiled_parts_stay_compiled_after_the_probe():
     """A dispatch mode around compiled code makes dynamo leave that code alone for good."""
     compiled = []

@@ -114,6 +114,12 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch",
+        "._post_accumulate_grad_hooks",
+        "tells whether a parameter has hooks that would see sums of a part of the shards",
+        "AttributeError when the model is replicated",
+    ),
+    PrivateName(
+        "torch",
         "._inside_ddp_forward",
         "marks the forward pass as DDP's, for the compiler, which cuts graphs where DDP's buckets end",
         "AttributeError at the first step",

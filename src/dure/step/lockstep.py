@@ -31,7 +31,7 @@ from dure.step.audit import ShardAudit
 from dure.step.first_probe import probe_on
 from dure.step.forward import PartLoss, Setting, WholeLoss
 from dure.step.refusals import NotFiniteSearch, WrittenWeights, refuse_losses_not_finite
-from dure.step.replica import Buffers, ProbeResult
+from dure.step.replica import Buffers, ProbeResult, refuse_hooks_on_sums
 from dure.step.shadow import Audited, Corruption
 from dure.step.shard_passes import ShardPasses
 from dure.step.update import clip
@@ -263,6 +263,8 @@ class Lockstep:
                     f"{name} was unfrozen after team.replicate, so its gradient would not be exchanged; unfreeze it "
                     "before, or replicate the module again"
                 )
+        if any(parameter._post_accumulate_grad_hooks for parameter in self._parameters):
+            refuse_hooks_on_sums(self.model.module)  # registered after team.replicate
         self._step = batch.step
         self._stack.clear()
         # A gradient that is not there is taken over as it is computed, without a pass over memory.

@@ -54,6 +54,18 @@ def refuse_what_cannot_be_exact(module: torch.nn.Module) -> None:
             raise ModelRefused(
                 f"{name} has no shape yet (a lazy module); run one forward pass in the factory"
             )
+    refuse_hooks_on_sums(module)
+
+
+def refuse_hooks_on_sums(module: torch.nn.Module) -> None:
+    """Raise ModelRefused where something waits for a parameter's `.grad`: what it would see depends on the ranks."""
+    for name, parameter in module.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise ModelRefused(
+                f"{name} has a hook that is called when its gradient was accumulated "
+                "(register_post_accumulate_grad_hook), where only this rank's part of the sum is; change gradients "
+                "with register_hook, which sees each shard's, or between team.forward_backward and team.update"
+            )
 
 
 def compile_by_shape_alone() -> None:
