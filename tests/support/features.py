@@ -48,6 +48,11 @@ def plain():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
+def wide():
+    """Its buckets are shared in place; small ones are copied."""
+    return nn.Sequential(nn.Linear(6, 150), nn.ReLU(), nn.Linear(150, 150), nn.ReLU(), nn.Linear(150, 2))
+
+
 def with_dropout_and_batchnorm():
     body = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
     return nn.Sequential(body, nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 2))
@@ -143,6 +148,7 @@ def momentum(model):
 
 FEATURES = {
     "plain": {},
+    "buckets in shared memory": {"model": wide, "clip_norm": 0.05},
     "dropout and batchnorm": {"model": with_dropout_and_batchnorm},
     "blocks": {"split": "blocks"},
     "accumulation": {"model": with_dropout_and_batchnorm, "accumulate": 3},

@@ -5,10 +5,13 @@ from torch import nn
 
 
 class Plain(nn.Module):
+    """Wide enough for buckets that ranks share in place, but in fp16, which would overflow."""
+
     def __init__(self, dtype):
         super().__init__()
+        wide = 64 if dtype == torch.float16 else 160
         self.n = nn.Sequential(
-            nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5)
+            nn.Linear(16, wide), nn.GELU(), nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, 5)
         ).to(dtype)
         self.dtype = dtype
 
