@@ -7,6 +7,9 @@ import torch
 from safetensors.torch import load_file
 from support.commands import EXAMPLES, dure, train
 
+from dure.base.run_folder import RunFolder
+from dure.checkpoint.export import export_weights
+
 DECAY = 0.7
 STEPS = 5
 
@@ -29,10 +32,9 @@ def job_in(folder, steps, ranks):
     return path
 
 
-def exported(run, step, *options):
+def exported(run, step, *, average=False):
     path = run.parent / "out.safetensors"
-    ended = dure("export", run, path, "--step", step, *options)
-    assert ended.code == 0, ended.err
+    export_weights(RunFolder(run), path, step, average=average)
     return load_file(path)
 
 
@@ -42,8 +44,10 @@ def test_the_average_is_torchs_own_of_the_steps_weights_on_1_rank_and_on_2_with_
     assert train(job_in(tmp_path / "job", 2, 2), parts).summary["steps"] == 2
     two = train(job_in(tmp_path / "job", STEPS, 2), parts).summary
     assert one["weights_sha256"] == two["weights_sha256"]
-    average = exported(whole, STEPS, "--average")
-    again = exported(parts, STEPS, "--average")
+    average = exported(whole, STEPS, average=True)
+    ended = dure("export", parts, tmp_path / "again.safetensors", "--step", STEPS, "--average")
+    assert ended.code == 0, ended.err
+    again = load_file(tmp_path / "again.safetensors")
     assert {name: tensor.shape for name, tensor in average.items()} == {
         name: tensor.shape for name, tensor in exported(whole, STEPS).items()
     }

@@ -18,6 +18,7 @@ def test_the_bench_of_receipts_counts_every_part_and_says_it_in_words():
     assert f"{found['counted_percent']:.2f} %" in receipt.in_words(found)
 
 
+@pytest.mark.soak
 def test_the_bench_of_audits_audits_every_step_of_one_kind():
     found = audit.bench_audit(ranks=2, rounds=2, steps=2, load=SMALL)
     assert found["audited"] == (2 + 1) * 2

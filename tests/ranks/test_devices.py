@@ -61,9 +61,7 @@ def launched(tmp_path_factory, built):
 
 
 @needs_standin
-@pytest.mark.parametrize(
-    "ranks", [2, 3, pytest.param(1, marks=pytest.mark.soak), pytest.param(5, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.soak) for ranks in (1, 2, 5))])
 def test_a_device_gives_the_bits_of_the_cpu(launched, ranks):
     """Exchange, step, BatchNorm, sharded optimizer, load; in a later launch, the resume of the one on 2 ranks.
 

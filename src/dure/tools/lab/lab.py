@@ -247,7 +247,7 @@ class Lab:
 
 def _ours() -> list[str]:
     """Where this interpreter and this `dure` are, as far as that is below /tmp, which nodes have of their own."""
-    source = Path(__file__).resolve().parents[2]
+    source = Path(__file__).resolve().parents[3]
     project = source.parent if (source.parent / "pyproject.toml").exists() else source
     found = {str(Path(path).resolve()) for path in (sys.prefix, sys.base_prefix, project)}
     below = sorted(path for path in found if Path(path).is_relative_to("/tmp"))
