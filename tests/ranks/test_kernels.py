@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -64,3 +65,43 @@ def test_two_ranks_of_different_arithmetic_are_refused_by_operation():
         assert "matmul" in said
         assert 'team.arithmetic = "portable"' in said
         assert "Traceback" not in said
+
+
+def test_two_nodes_of_different_arithmetic_are_refused_by_operation_before_training(tmp_path):
+    (tmp_path / "key").write_text("0123456789abcdef0123456789abcdef")
+    (tmp_path / "key").chmod(0o600)
+    where = [
+        "--leader",
+        f"127.0.0.1:{free_ports(1)[0]}",
+        "--team-key",
+        tmp_path / "key",
+        "--run-dir",
+        tmp_path / "run",
+    ]
+    line = [
+        sys.executable,
+        "-m",
+        "dure",
+        "train",
+        EXAMPLES / "cnn_batchnorm.toml",
+        "--nodes",
+        "2",
+        "--ranks",
+        "1",
+    ]
+    nodes = [
+        subprocess.Popen(
+            [str(word) for word in (*line, *where, "--node-rank", node)],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node, variables in enumerate(({}, {"MKL_CBWR": "COMPATIBLE"}))
+    ]
+    for node in nodes:
+        _, told = node.communicate(timeout=400)
+        assert node.returncode == 2, told
+        assert re.search(r"rank 1 .* computes other bits than rank 0 .*: .*matmul", told), told
+        assert "step 1/" not in told
